@@ -1,0 +1,1 @@
+"""The inference host's side: Dynamo backend, graph codec, transport, loader, local fallback, CLI."""

@@ -1,0 +1,1 @@
+"""Graph passes: one fusion per file; manager, verifier, fingerprints, reports."""

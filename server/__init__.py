@@ -1,0 +1,1 @@
+"""The daemon. This process never imports torch; its workers do."""

@@ -1,0 +1,1 @@
+"""Tiers of the store: small wrappers around one interface (tier.py)."""

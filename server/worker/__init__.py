@@ -1,0 +1,1 @@
+"""What runs outside the daemon process: fork server, compilation, graph validation."""

@@ -1,6 +1,6 @@
-"""What the daemon and a worker say to each other: files in the job's private folder, and progress lines on a pipe.
+"""What the daemon and a worker say to each other: files in the job's folder, and progress lines on a pipe.
 
-The worker is not trusted with the daemon's memory: nothing here is pickled, every field is checked on the way back, sizes are bounded.
+The worker is not trusted: nothing is pickled, every field is checked on the way back, sizes are bounded.
 
     <dir>/graph, <dir>/request, <dir>/job.json      daemon -> worker
     <dir>/content, <dir>/built.json                 worker -> daemon, when it exits with EXIT_BUILT
@@ -24,7 +24,7 @@ MAX_EVENT_BYTES = 2048  # A pipe write of up to PIPE_BUF (4096) is atomic, so li
 MAX_REPORT_BYTES = 16 * 1024 * 1024  # built.json: 100 passes and 10,000 near misses of 1 KiB each, and room.
 MAX_MESSAGE_CHARS = 4000  # Of a failure; a C++ compiler's output can be megabytes.
 
-# What a build tells while it runs: a stage ("rebuild", "passes", "inductor", "seal") and the detail, for people.
+# What a build tells while it runs: a stage ("rebuild", "passes", "inductor", "seal") and a detail for people.
 Emit: TypeAlias = Callable[[str, str], None]
 
 
@@ -42,7 +42,7 @@ class PassRecord(TypedDict, total=False):
 
 
 class NearMiss(TypedDict, total=False):
-    """A candidate that no pattern took. Names and meaning as in artifact.proto; `pass_name` is its field `pass`."""
+    """A candidate that no pattern took. As in artifact.proto; `pass_name` is its field `pass`."""
 
     pass_name: str
     reason: str
@@ -52,7 +52,7 @@ class NearMiss(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One compilation. `dir` is private to it; `seed_dir` is a read-only Inductor folder to copy from, or None."""
+    """One compilation. `dir` is private to it; `seed_dir` is a read-only Inductor folder to copy, or None."""
 
     job_id: str
     dir: Path
@@ -77,8 +77,8 @@ class Built:
 class BuildFailed(Exception):
     """A build that could say why it failed. Raised by the build function; subclass it freely.
 
-    `reason` is an ErrorReason without its prefix ("OP_MISSING", "NOT_CACHEABLE", "COMPILE_FAILED", ...). `deterministic`: the same
-    request fails the same way, so that the daemon may remember it for a minute.
+    `reason` is an ErrorReason without its prefix ("OP_MISSING", "NOT_CACHEABLE", "COMPILE_FAILED", ...).
+    `deterministic`: the same request fails the same way, so that the daemon may remember it for a minute.
     """
 
     def __init__(self, reason: str, message: str, *, stage: str = "", deterministic: bool = True) -> None:

@@ -224,6 +224,7 @@ class Manifest(google.protobuf.message.Message):
     PURPOSE_FIELD_NUMBER: builtins.int
     CPU_WHEEL_BUILD_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
+    FAMILY_DIGEST_FIELD_NUMBER: builtins.int
     schema: builtins.int
     """1. A reader MUST refuse a schema it does not know."""
     key: builtins.bytes
@@ -251,6 +252,8 @@ class Manifest(google.protobuf.message.Message):
     """A CUDA artifact built with a CPU wheel: hosts refuse it unless told."""
     model: builtins.str
     """Name in a warm manifest, for people; not in the key."""
+    family_digest: builtins.bytes
+    """The request without its range: what a covering lookup asks by."""
     @property
     def range(self) -> global___CompileRange: ...
     @property
@@ -289,9 +292,10 @@ class Manifest(google.protobuf.message.Message):
         purpose: builtins.str = ...,
         cpu_wheel_build: builtins.bool = ...,
         model: builtins.str = ...,
+        family_digest: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["content", b"content", "range", b"range", "toolchain", b"toolchain"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["builder", b"builder", "compile_seconds", b"compile_seconds", "content", b"content", "cpu_wheel_build", b"cpu_wheel_build", "created_unix_s", b"created_unix_s", "cudagraph_mode", b"cudagraph_mode", "epoch", b"epoch", "graph_digest", b"graph_digest", "key", b"key", "key_fields", b"key_fields", "model", b"model", "namespace", b"namespace", "near_misses", b"near_misses", "nodes", b"nodes", "pass_config_hash", b"pass_config_hash", "passes", b"passes", "purpose", b"purpose", "range", b"range", "request_digest", b"request_digest", "revision", b"revision", "schema", b"schema", "target", b"target", "toolchain", b"toolchain"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["builder", b"builder", "compile_seconds", b"compile_seconds", "content", b"content", "cpu_wheel_build", b"cpu_wheel_build", "created_unix_s", b"created_unix_s", "cudagraph_mode", b"cudagraph_mode", "epoch", b"epoch", "family_digest", b"family_digest", "graph_digest", b"graph_digest", "key", b"key", "key_fields", b"key_fields", "model", b"model", "namespace", b"namespace", "near_misses", b"near_misses", "nodes", b"nodes", "pass_config_hash", b"pass_config_hash", "passes", b"passes", "purpose", b"purpose", "range", b"range", "request_digest", b"request_digest", "revision", b"revision", "schema", b"schema", "target", b"target", "toolchain", b"toolchain"]) -> None: ...
 
 global___Manifest = Manifest
 

@@ -152,14 +152,24 @@ class LookupItem(google.protobuf.message.Message):
     RANGE_FIELD_NUMBER: builtins.int
     ALLOW_COVERING_FIELD_NUMBER: builtins.int
     MAX_REVISION_FIELD_NUMBER: builtins.int
+    TARGET_FIELD_NUMBER: builtins.int
+    PASSES_FIELD_NUMBER: builtins.int
     request_digest: builtins.bytes
     family_digest: builtins.bytes
     """For a covering lookup: the request that this one is an instance of, apart from its range; empty for an exact lookup only."""
     allow_covering: builtins.bool
     max_revision: builtins.int
     """0: first builds only."""
+    target: builtins.str
+    """Two fields of the request that the daemon needs to finish the key. A wrong value only misses: the manifest's own
+    request digest is what the client checks.
+    """
     @property
     def range(self) -> fuse_cache.proto.artifact_pb2.CompileRange: ...
+    @property
+    def passes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Active passes in pipeline order."""
+
     def __init__(
         self,
         *,
@@ -168,9 +178,11 @@ class LookupItem(google.protobuf.message.Message):
         range: fuse_cache.proto.artifact_pb2.CompileRange | None = ...,
         allow_covering: builtins.bool = ...,
         max_revision: builtins.int = ...,
+        target: builtins.str = ...,
+        passes: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["range", b"range"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allow_covering", b"allow_covering", "family_digest", b"family_digest", "max_revision", b"max_revision", "range", b"range", "request_digest", b"request_digest"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_covering", b"allow_covering", "family_digest", b"family_digest", "max_revision", b"max_revision", "passes", b"passes", "range", b"range", "request_digest", b"request_digest", "target", b"target"]) -> None: ...
 
 global___LookupItem = LookupItem
 

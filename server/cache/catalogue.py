@@ -1,0 +1,274 @@
+"""Manifests and contents belong together: what a hit is, in which order things are written, and what goes
+with what.
+
+All of it is synchronous and safe for threads; `store.py` keeps it off the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from fuse_cache.server.cache.facts import Facts, decode_facts
+from fuse_cache.server.cache.families import FamilyIndex
+from fuse_cache.server.cache.layered import LayeredTier
+from fuse_cache.server.cache.measured import MeasuredTier
+from fuse_cache.server.cache.tier import (
+    CorruptEntryError,
+    Entry,
+    Meta,
+    Space,
+    TierError,
+    TierUnavailableError,
+    Usage,
+)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A hit. For a manifest, its content was there a moment ago."""
+
+    data: bytes
+    meta: Meta
+    tier: str
+
+
+@dataclass(frozen=True, slots=True)
+class EntryInfo:
+    """One artifact of a listing. `hits` is counted since daemon start."""
+
+    key: bytes
+    facts: Facts
+    content_digest: bytes
+    size_bytes: int  # manifest and content
+    hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What became of a publish: `lost` says why a slower tier did not keep it ("" when all did)."""
+
+    lost: str = ""
+
+
+class Catalogue:
+    """The store's rules over a fast tier above a slow one."""
+
+    def __init__(self, tiers: LayeredTier, measured: Mapping[str, MeasuredTier]) -> None:
+        self.tiers = tiers
+        self.families = FamilyIndex()
+        self._measured = dict(measured)
+        self._lock = threading.Lock()  # Guards _hits and _warned. Nothing else happens under it.
+        self._hits: dict[bytes, int] = {}
+        # Publishing and removing what shares a content take turns, else a removal could take the content from
+        # under a publish that found it there. Held during I/O, by these two only; taken before any lock of a
+        # tier.
+        self._stripes = [threading.Lock() for _ in range(64)]
+
+    def peek(self, key: bytes) -> tuple[Entry | None, Found | None]:
+        """Ask the fast tier only: (what it has, the hit if manifest and content are both there).
+
+        Never blocks on I/O.
+        """
+        entry = self.tiers.fast.get(Space.MANIFEST, key)
+        if entry is None or not self.tiers.fast.contains(Space.CONTENT, entry.meta.content):
+            return entry, None
+        return entry, self._hit(key, entry)
+
+    def get_manifest(self, key: bytes, peeked: Entry | None = None) -> Found | None:
+        """Ask the rest after `peek`.
+
+        None is a miss: not stored, damaged, not reachable, or its content is lost.
+        """
+        entry = peeked
+        try:
+            if entry is None:
+                entry = self.tiers.get_slow(Space.MANIFEST, key)
+            if entry is None:
+                return None
+            if self.tiers.contains(Space.CONTENT, entry.meta.content):
+                return self._hit(key, entry)
+        except TierUnavailableError:
+            return None  # Counted apart by MeasuredTier; for this caller the answer is to compile.
+        except CorruptEntryError as error:
+            log.warning(
+                "entry set aside", extra={"key": key.hex()[:12], "tier": error.tier, "reason": error.reason}
+            )
+            return None
+        self._forget_dangling(key, entry)
+        return None
+
+    def get_content_fast(self, digest: bytes) -> Found | None:
+        """Ask the fast tier only. Never blocks on I/O."""
+        entry = self.tiers.fast.get(Space.CONTENT, digest)
+        return None if entry is None else Found(entry.data, entry.meta, entry.tier)
+
+    def get_content(self, digest: bytes) -> Found | None:
+        """Ask the rest after `get_content_fast`.
+
+        None: evicted or damaged or not reachable; the caller looks up again.
+        """
+        try:
+            entry = self.tiers.get_slow(Space.CONTENT, digest)
+        except TierUnavailableError:
+            return None
+        except CorruptEntryError as error:
+            log.warning(
+                "content set aside",
+                extra={"digest": digest.hex()[:12], "tier": error.tier, "reason": error.reason},
+            )
+            # The fast tier may hold manifests that name it; `contains` answers False from now on.
+            return None
+        return None if entry is None else Found(entry.data, entry.meta, entry.tier)
+
+    def publish(self, signed_manifest: bytes, key: bytes, content: bytes, meta: Meta) -> Published:
+        """Store content first, manifest last: a reader sees nothing or the whole. A full disk loses only the
+        write.
+
+        Raises:
+            ValueError: `content` is not what the manifest names (a bug of the caller: nothing is stored).
+        """
+        if blake3(content).digest() != meta.content:
+            raise ValueError("content does not have the digest that the manifest names")
+        manifest = Entry(signed_manifest, meta)
+        lost = ""
+        with self._stripe(meta.content):
+            try:
+                self._put_content(meta.content, Entry(content, Meta(cost_s=meta.cost_s)))
+                self.tiers.put(Space.MANIFEST, key, manifest)
+                if not self.tiers.slow.contains(Space.CONTENT, meta.content):
+                    # Another process removed it between the two writes, with its last manifest. Now ours
+                    # names it.
+                    self._put_content(meta.content, Entry(content, Meta(cost_s=meta.cost_s)))
+            except TierError as error:
+                lost = str(error)
+                log.warning(
+                    "write lost", extra={"key": key.hex()[:12], "tier": error.tier, "reason": error.reason}
+                )
+                # Without its content below, the manifest belongs to the fast tier only.
+                self._put_fast(key, manifest)
+        facts = decode_facts(meta.facts)
+        if facts is not None:
+            self.families.add(key, facts)
+        return Published(lost)
+
+    def remove(self, key: bytes) -> bool:
+        """Remove the artifact, and its content when no other manifest names it; tell whether there was one.
+
+        Raises:
+            TierError: a tier that may hold it could not be changed.
+        """
+        meta = self._meta(key)
+        with self._stripe(meta.content):
+            removed = self.tiers.delete(Space.MANIFEST, key)
+        self._forget(key, meta)
+        return removed
+
+    def quarantine(self, key: bytes, reason: str) -> bool:
+        """Set the manifest and its content aside (both are evidence) so that neither is served again."""
+        meta = self._meta(key)
+        log.warning("entry set aside", extra={"key": key.hex()[:12], "reason": reason})
+        with self._stripe(meta.content):
+            done = self.tiers.quarantine(Space.MANIFEST, key)
+            if meta.content:
+                done = self.tiers.quarantine(Space.CONTENT, meta.content) or done
+        self._forget(key, meta)
+        return done
+
+    def entries(self) -> Iterator[EntryInfo]:
+        """Yield the artifacts of all tiers, each once, in no order.
+
+        Raises: TierUnavailableError (nothing could be listed).
+        """
+        for stored in self.tiers.iterate(Space.MANIFEST):
+            facts = decode_facts(stored.meta.facts) or Facts()
+            size_bytes = stored.size_bytes + facts.content_bytes
+            yield EntryInfo(
+                stored.name, facts, stored.meta.content, size_bytes, self._hits.get(stored.name, 0)
+            )
+
+    def fill_families(self) -> int:
+        """Read the family index from what is stored; return how many artifacts were seen.
+
+        For a background thread.
+        """
+        seen = 0
+        try:
+            for info in self.entries():
+                self.families.add(info.key, info.facts)
+                seen += 1
+        except TierUnavailableError:
+            pass  # It is filled again after the next successful `maintain`.
+        return seen
+
+    def lookups(self) -> dict[str, dict[str, int]]:
+        return {name: tier.lookups() for name, tier in self._measured.items()}
+
+    def get_seconds(self) -> dict[str, float]:
+        return {name: tier.get_seconds() for name, tier in self._measured.items()}
+
+    def usage(self) -> Usage:
+        return self.tiers.usage()
+
+    def health(self) -> str:
+        return self.tiers.health()
+
+    def _hit(self, key: bytes, entry: Entry) -> Found:
+        with self._lock:
+            self._hits[key] = self._hits.get(key, 0) + 1
+        # A hit refreshes all parts that it names, in the tiers that did not see it too.
+        self.tiers.touch(Space.MANIFEST, (key,))
+        self.tiers.touch(Space.CONTENT, (entry.meta.content,))
+        return Found(entry.data, entry.meta, entry.tier)
+
+    def _meta(self, key: bytes) -> Meta:
+        """Find what is kept beside the manifest, without counting it as a lookup."""
+        for tier in (self.tiers.fast, self.tiers.slow):
+            inner = tier.base if isinstance(tier, MeasuredTier) else tier
+            try:
+                entry = inner.get(Space.MANIFEST, key)
+            except TierError:
+                continue
+            if entry is not None:
+                return entry.meta
+        return Meta()
+
+    def _put_content(self, digest: bytes, entry: Entry) -> None:
+        self.tiers.put(Space.CONTENT, digest, entry)
+
+    def _put_fast(self, key: bytes, entry: Entry) -> None:
+        try:
+            self.tiers.fast.put(Space.MANIFEST, key, entry)
+        except TierError as error:
+            log.warning(
+                "write lost", extra={"key": key.hex()[:12], "tier": error.tier, "reason": error.reason}
+            )
+
+    def _forget_dangling(self, key: bytes, entry: Entry) -> None:
+        """A manifest whose content is gone is a miss: count it so, and drop it, that it does not mislead
+        again.
+        """
+        if entry.tier in self._measured:
+            self._measured[entry.tier].recount_as_miss(Space.MANIFEST)
+        log.warning("content lost", extra={"key": key.hex()[:12], "tier": entry.tier})
+        try:
+            self.tiers.delete(Space.MANIFEST, key)
+        except TierError:
+            return  # Read-only or away: the next lookup finds the same and misses the same.
+        self._forget(key, entry.meta)
+
+    def _forget(self, key: bytes, meta: Meta) -> None:
+        facts = decode_facts(meta.facts)
+        if facts is not None:
+            self.families.discard(key, facts.family)
+        with self._lock:
+            self._hits.pop(key, None)
+
+    def _stripe(self, digest: bytes) -> threading.Lock:
+        return self._stripes[digest[0] % 64 if digest else 0]

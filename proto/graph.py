@@ -175,3 +175,6 @@ class Graph:
     outputs: tuple[Argument, ...]  # Ref, None or a constant each; Inductor wants them flat
     op_schemas: tuple[OpSchema, ...] = ()  # sorted by name
     groups: tuple[GroupSpec, ...] = ()  # sorted by name
+    # Boolean conditions on the symbols under which the graph was taken, sorted by code. Dynamo checks them before each
+    # call; the worker needs them to choose example sizes that fit together.
+    guards: tuple[SymExpr, ...] = ()

@@ -1,0 +1,239 @@
+"""The daemon's end of the supervisor: start it, ask for processes, hear how they end, replace it once dead."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from fuse_cache.server.worker import processes
+
+# What the processes below us may see of our environment. Nothing that changes generated code may come in
+# unseen by the key (TORCHINDUCTOR_*, TORCH_*, TRITON_*), and no secret has business there.
+ENVIRONMENT_NAMES = frozenset({
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH",
+    "PYTHONSAFEPATH",
+    "CUDA_HOME", "CUDA_PATH", "CXX", "CC", "VIRTUAL_ENV", "SSL_CERT_FILE",
+})  # fmt: skip
+RESTART_DELAY_S = 0.2
+
+
+class Loading(enum.Enum):
+    """Where the fork server is."""
+
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a process ended: its exit code (negative: a signal), and who ended it ("": itself)."""
+
+    code: int
+    why: str
+
+
+class SupervisorLink:
+    """Talks to one supervisor process at a time.
+
+    `start` may be called before there is an event loop; the rest not.
+    """
+
+    def __init__(
+        self, entry: str, environment: Mapping[str, str], *, owns_all_children: bool = False
+    ) -> None:
+        """Take the build's `module:function`.
+
+        `owns_all_children`: this process has no others, so orphans are ours.
+        """
+        self._entry = entry
+        self._environment = {n: v for n, v in environment.items() if n in ENVIRONMENT_NAMES}
+        self._owns_all_children = owns_all_children
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._ended: dict[str, asyncio.Future[Ended]] = {}
+        self._pids: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self._closing = False
+        self._restart: asyncio.Task[None] | None = None
+        self.loading = Loading.LOADING
+        self.message = ""  # Why loading failed.
+        self.on_change: Callable[[Loading], None] = lambda loading: None
+
+    @property
+    def supervisor_pid(self) -> int:
+        """The pid of the supervisor."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the supervisor.
+
+        The first time, before gRPC exists; again after its death, by vfork and exec.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        module = "fuse_cache.server.worker.supervisor"
+        argv = [sys.executable, "-P", "-m", module, "--entry", self._entry, "--parent", str(os.getpid())]
+        # No preexec_fn and close_fds: CPython then uses vfork, which runs none of gRPC's fork handlers.
+        self._process = subprocess.Popen(
+            argv, stdin=theirs.fileno(), stdout=2, env=self._environment, start_new_session=True
+        )
+        theirs.close()
+        ours.setblocking(False)
+        self._socket = ours
+
+    def attach(self) -> None:
+        """Begin to listen, in the running event loop."""
+        assert self._socket is not None
+        asyncio.get_running_loop().add_reader(self._socket, self._readable)
+
+    async def wait_ready(self, timeout_s: float) -> Loading:
+        """Wait until the fork server is loaded or has failed to, or the time is over; tell which."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.loading is Loading.LOADING:
+                    self._changed.clear()
+                    await self._changed.wait()
+        return self.loading
+
+    def start_job(self, job_id: str, folder: str, events_fd: int, *, seconds: float, max_bytes: int) -> None:
+        """Ask for a worker. `ended` tells the rest."""
+        order = {"op": "job", "id": job_id, "dir": folder, "seconds": seconds, "bytes": max_bytes}
+        self._order(job_id, order, (events_fd,))
+
+    def start_tool(
+        self, tool_id: str, argv: list[str], stdio_fd: int, *, seconds: float | None = None
+    ) -> None:
+        """Ask for another program, with `stdio_fd` as its standard input and output."""
+        self._order(tool_id, {"op": "tool", "id": tool_id, "argv": argv, "seconds": seconds}, (stdio_fd,))
+
+    def kill(self, task_id: str) -> None:
+        """Have a job or tool killed. It then ends."""
+        with contextlib.suppress(OSError):
+            assert self._socket is not None
+            processes.send_packet(self._socket, {"op": "kill", "id": task_id})
+
+    def reload(self) -> None:
+        """Load a new fork server; the old one ends with its last job."""
+        self._set_loading(Loading.LOADING)
+        with contextlib.suppress(OSError):
+            assert self._socket is not None
+            processes.send_packet(self._socket, {"op": "reload"})
+
+    async def ended(self, task_id: str) -> Ended:
+        """Wait for the end of a job or tool that was started."""
+        try:
+            return await asyncio.shield(self._ended[task_id])
+        finally:
+            if task_id in self._ended and self._ended[task_id].done():
+                del self._ended[task_id]
+
+    async def close(self) -> None:
+        """End the supervisor and all below it."""
+        self._closing = True
+        if self._restart is not None:
+            self._restart.cancel()
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+        if self._process is not None:
+            process = self._process
+            try:
+                async with asyncio.timeout(5):
+                    while process.poll() is None:
+                        await asyncio.sleep(0.01)
+            except TimeoutError:
+                process.kill()
+                process.wait()
+        for future in self._ended.values():
+            if not future.done():
+                future.set_result(Ended(-1, "asked"))
+
+    def _order(self, task_id: str, order: dict[str, object], descriptors: Iterable[int]) -> None:
+        future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self._ended[task_id] = future
+        try:
+            assert self._socket is not None
+            processes.send_packet(self._socket, order, descriptors)
+        except (OSError, AssertionError):
+            future.set_result(Ended(-1, "not_ready"))
+
+    def _set_loading(self, loading: Loading, message: str = "") -> None:
+        self.loading, self.message = loading, message
+        self._changed.set()
+        self.on_change(loading)
+
+    def _readable(self) -> None:
+        assert self._socket is not None
+        try:
+            received = processes.receive_packet(self._socket)
+        except BlockingIOError:
+            return
+        if received is None:
+            self._supervisor_died()
+            return
+        message = received[0]
+        event, task_id = message["event"], str(message.get("id", ""))
+        if event == "ready":
+            self._set_loading(Loading.READY)
+        elif event == "loading":
+            self._set_loading(Loading.LOADING)
+        elif event == "not_ready":
+            self._set_loading(Loading.FAILED, str(message["message"]))
+        elif event == "started":
+            self._pids[task_id] = int(str(message["pid"]))
+        elif event == "ended":
+            self._pids.pop(task_id, None)
+            future = self._ended.get(task_id)
+            if future is not None and not future.done():
+                future.set_result(Ended(int(str(message["code"])), str(message["why"])))
+
+    def _supervisor_died(self) -> None:
+        assert self._socket is not None
+        asyncio.get_running_loop().remove_reader(self._socket)
+        self._socket.close()
+        self._socket = None
+        if self._closing:
+            return
+        # The kernel has killed its children and theirs (die_with_parent); compilers that those ran are left.
+        table = processes.process_table()
+        for pid in self._pids.values():
+            processes.kill_tree(pid, table)
+        self._pids.clear()
+        self._set_loading(Loading.LOADING)
+        for future in self._ended.values():
+            if not future.done():
+                future.set_result(Ended(-9, "supervisor"))
+        self._restart = asyncio.create_task(self._start_again())
+
+    async def _start_again(self) -> None:
+        await asyncio.sleep(RESTART_DELAY_S)
+        assert self._process is not None
+        while self._process.poll() is None:
+            await asyncio.sleep(0.02)
+        if self._owns_all_children:
+            await _bury_orphans()
+        self.start()
+        self.attach()
+
+
+async def _bury_orphans() -> None:
+    """Kill and reap every child of this process: what the dead supervisor left to the subreaper above."""
+    while True:
+        table = processes.process_table()
+        orphans = [process.pid for process in table.values() if process.parent_pid == os.getpid()]
+        if not orphans:
+            return
+        for pid in orphans:
+            processes.kill_tree(pid, table)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        await asyncio.sleep(0.02)

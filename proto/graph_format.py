@@ -8,6 +8,7 @@
     count, inputs:     role, alias group, meta
     count, nodes:      target, count, arguments, count, (name, argument) sorted by name, meta
     count, outputs:    arguments
+    count, guards:     code of a truth value, in the order of the codes
 
 Strings, floats, expressions, metas and targets are defined where they are first used: 0 says that the
 definition follows and takes the next number of its kind (once it is complete), n > 0 means definition n - 1.
@@ -16,7 +17,8 @@ thing.
 
     string:      count, UTF-8 bytes
     float:       its bits
-    expression:  count, zigzag of each number of its code
+    code:        count, zigzag of each number
+    expression:  code
     target:      kind, string
     meta:        0 dtype layout device requires_grad rank sizes strides offset, or 1 dim, or 2 string, or
                  3 count metas

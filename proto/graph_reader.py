@@ -112,10 +112,13 @@ class _Reader:
         outputs = self._arguments(self._count("outputs", limits.outputs), 0)
         if any(isinstance(output, tuple | list | dict | slice) for output in outputs):
             raise form.malformed("an output that is not flat")
-        if next(iter(self._next, None), None) is not None:
-            raise form.malformed("bytes after the graph")
         self._check_all_used()
-        return Graph(level, symbols, inputs, nodes, tuple(outputs), schemas, groups)
+        guards = self._guards()
+        try:
+            self._next()
+        except StopIteration:
+            return Graph(level, symbols, inputs, nodes, tuple(outputs), schemas, groups, guards)
+        raise form.malformed("bytes after the graph")
 
     def _check_all_used(self) -> None:
         if self._symbols_seen != self._symbols_defined:
@@ -320,6 +323,15 @@ class _Reader:
             raise form.too_large("levels of nested arguments", depth, self._limits.argument_depth)
         return entries
 
+    def _guards(self) -> tuple[SymExpr, ...]:
+        guards: list[SymExpr] = []
+        for _ in range(self._count("guards", self._limits.guards)):
+            guard, _symbols = self._expression(boolean=True)
+            if guards and guard.code <= guards[-1].code:
+                raise form.malformed("guards are not in the order of their codes")
+            guards.append(guard)
+        return tuple(guards)
+
     # Definitions.
 
     def _string(self, limit: int = 0) -> str:
@@ -373,19 +385,9 @@ class _Reader:
             if number > len(self._expressions):
                 raise form.malformed(f"expression {number} of {len(self._expressions)}")
             return self._expressions[number - 1]
-        length = self._bounded(self._next(), "integers in an expression", MAX_CODE)
-        expression = SymExpr(tuple(unzigzag(self._next()) for _ in range(length)))
-        try:
-            symbols = check(expression, self._symbols_defined)
-        except ExpressionError as error:
-            raise form.malformed(f"an expression: {error}") from error
-        if not symbols:
-            raise form.malformed("an expression without a symbol: it is an integer")
+        expression, symbols = self._expression()
         if expression in self._expression_set:
             raise form.malformed("a second definition of an expression")
-        self._symbol_uses = self._bounded(
-            self._symbol_uses + len(symbols), "uses of symbols", self._limits.symbol_uses
-        )
         fresh = {symbol for symbol in symbols if symbol >= self._symbols_seen}
         if fresh and max(fresh) - self._symbols_seen + 1 != len(fresh):
             raise form.malformed("symbols are not numbered by first use")
@@ -393,6 +395,20 @@ class _Reader:
         self._expression_set.add(expression)
         self._expressions.append(expression)
         return expression
+
+    def _expression(self, boolean: bool = False) -> tuple[SymExpr, list[int]]:
+        """Read and check code, and return it with its symbols in the order of their use."""
+        length = self._count("integers in an expression", MAX_CODE)
+        expression = SymExpr(tuple([unzigzag(self._next()) for _ in range(length)]))
+        try:
+            symbols = check(expression, self._symbols_defined, boolean=boolean)
+        except ExpressionError as error:
+            raise form.malformed(f"an expression: {error}") from error
+        if not symbols:
+            raise form.malformed("an expression without a symbol: it is a constant")
+        self._symbol_uses += len(symbols)
+        self._bounded(self._symbol_uses, "uses of symbols", self._limits.symbol_uses)
+        return expression, symbols
 
     def _meta(self, number: int | None = None, depth: int = 1) -> Meta:
         """Read a meta, whose number is read already when it is given."""

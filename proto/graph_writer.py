@@ -84,6 +84,9 @@ class _Writer:
         self._nodes(graph)
         emit(len(graph.outputs))
         self._arguments(graph.outputs, len(graph.inputs) + len(graph.nodes))
+        emit(len(graph.guards))
+        for guard in graph.guards:
+            self._code(guard)
         try:
             return pack(self._tokens)
         except TypeError as error:
@@ -213,9 +216,12 @@ class _Writer:
         number = self._expressions.get(dim, 0)
         self._emit(number << 1 | 1)
         if not number:
-            self._emit(len(dim.code))
-            self._tokens.extend(self._integer(int(part)) for part in dim.code)
+            self._code(dim)
             self._expressions[dim] = len(self._expressions) + 1
+
+    def _code(self, expression: SymExpr) -> None:
+        self._emit(len(expression.code))
+        self._tokens.extend([self._integer(int(part)) for part in expression.code])
 
     def _meta(self, meta: Meta, depth: int = 1) -> None:
         number = self._meta_ids.get(id(meta)) or self._metas.get(meta)

@@ -31,6 +31,7 @@ class GraphLimits:
     argument_depth: int = 8  # 3 seen: a tuple of slices
     total_arguments: int = 2_097_152  # of all nodes: 16 a node, 8 seen
     op_schemas: int = 1_024
+    guards: int = 1_024
     groups: int = 64
 
 

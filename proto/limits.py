@@ -46,5 +46,8 @@ CONTENT_BYTES: Final = (
     1024 * MIB
 )  # compressed; the largest standalone artifact seen in public reports is 300 MiB
 CONTAINER_RAW_BYTES: Final = 4096 * MIB  # unpacked, all sections; a 4:1 ratio over CONTENT_BYTES
+CONTAINER_RATIO: Final = 64  # raw to stored, above CONTAINER_SMALL_BYTES; sources and code give 3 to 8
+CONTAINER_SMALL_BYTES: Final = 64 * MIB  # what any container may unpack to: a bomb costs no more
+CONTAINER_NAME_BYTES: Final = 160  # "so/" and a digest in hex take 67
 CONTAINER_SECTIONS: Final = 4_096  # one .so or cubin each; 126 layers compile to some hundred kernels
 MANIFEST_BYTES: Final = MIB  # 2,048 chunk digests (1 GiB) take 70 KiB, near misses and key fields the rest

@@ -118,7 +118,7 @@ def _fields(request: RequestFields, *, without_range: bool = False) -> list[tupl
     fields: list[tuple[str, Value]] = [
         ("graph_digest", request.graph_digest),
         ("pass_config", request.pass_config),
-        # Requests of one family have ranges of one symbol: a range of another size is no instance of this one.
+        # Requests of one family have ranges of one symbol: another size is no instance of it.
         ("range", bounds.symbol if without_range else (bounds.symbol, bounds.lower, bounds.upper)),
         ("target", request.target),
         ("target_facts", request.target_facts),

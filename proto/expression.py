@@ -10,7 +10,8 @@ have equal codes whatever names the symbols had; `combine` sees to that.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -42,40 +43,23 @@ class Op(enum.IntEnum):
 
 
 # Plain integers: members of an IntEnum are several times slower to compare and hash.
-INT: Final = int(Op.INT)
-SYMBOL: Final = int(Op.SYMBOL)
-ADD: Final = int(Op.ADD)
-MUL: Final = int(Op.MUL)
-POW: Final = int(Op.POW)
-FLOORDIV: Final = int(Op.FLOORDIV)
-MOD: Final = int(Op.MOD)
-PYTHONMOD: Final = int(Op.PYTHONMOD)
-CEILDIV: Final = int(Op.CEILDIV)
-MAX: Final = int(Op.MAX)
-MIN: Final = int(Op.MIN)
-NEG: Final = int(Op.NEG)
-EQ: Final = int(Op.EQ)
-NE: Final = int(Op.NE)
-LT: Final = int(Op.LT)
-LE: Final = int(Op.LE)
-GT: Final = int(Op.GT)
-GE: Final = int(Op.GE)
-AND: Final = int(Op.AND)
-OR: Final = int(Op.OR)
-NOT: Final = int(Op.NOT)
+INT, SYMBOL, ADD, MUL, POW, FLOORDIV, MOD, PYTHONMOD, CEILDIV, MAX, MIN, NEG = range(12)
+EQ, NE, LT, LE, GT, GE, AND, OR, NOT = range(12, 21)
 
 _LEAVES: Final = frozenset({INT, SYMBOL})
 _VARIADIC: Final = frozenset({ADD, MUL, MAX, MIN, AND, OR})
 _UNARY: Final = frozenset({NEG, NOT})
 _COMMUTATIVE_PAIR: Final = frozenset({EQ, NE})
 _BOOLEAN: Final = frozenset({EQ, NE, LT, LE, GT, GE, AND, OR, NOT})
+_COMPARISONS: Final = {
+    EQ: operator.eq, NE: operator.ne, LT: operator.lt, LE: operator.le, GT: operator.gt, GE: operator.ge
+}  # fmt: skip
+_FOLDS: Final[dict[int, Callable[[list[int]], int]]] = {ADD: sum, MAX: max, MIN: min, AND: all, OR: any}
 _LOGICAL: Final = frozenset({AND, OR, NOT})
 
 MAX_CODE: Final = 4096  # integers in one expression; the longest stride seen in 11 models has 27
 MAX_EXPONENT: Final = 16
-_MAX_VALUE: Final = (
-    1 << 256
-)  # a product of four 64-bit sizes; beyond it `evaluate` stops: POW of POW would not
+_MAX_VALUE: Final = 1 << 256  # four 64-bit sizes multiplied; `evaluate` stops there: POW of POW would not
 
 
 class ExpressionError(ValueError):
@@ -260,16 +244,8 @@ def _run(code: tuple[int, ...], values: Sequence[int]) -> int:
 
 
 def _fold(op: int, operands: list[int]) -> int:
-    if op == ADD:
-        return sum(operands)
-    if op == MAX:
-        return max(operands)
-    if op == MIN:
-        return min(operands)
-    if op == AND:
-        return int(all(operands))
-    if op == OR:
-        return int(any(operands))
+    if op != MUL:
+        return int(_FOLDS[op](operands))
     product = 1
     for operand in operands:
         product = _bounded(product * operand)
@@ -285,17 +261,7 @@ def _apply(op: int, left: int, right: int) -> int:
         return -(-left // right)
     if op == POW:
         return _bounded(left**right)
-    if op == EQ:
-        return int(left == right)
-    if op == NE:
-        return int(left != right)
-    if op == LT:
-        return int(left < right)
-    if op == LE:
-        return int(left <= right)
-    if op == GT:
-        return int(left > right)
-    return int(left >= right)
+    return int(_COMPARISONS[op](left, right))
 
 
 def _bounded(value: int) -> int:

@@ -99,7 +99,7 @@ def open_trust_folder(create: bool = True, environment: Mapping[str, str] = os.e
 
 
 def _places(environment: Mapping[str, str]) -> list[Path]:
-    """Return where the folder may be, best first. TMPDIR comes last: it differs between one user's processes."""
+    """Return where the folder may be, best first. TMPDIR comes last: processes of one user differ."""
     if environment.get(OVERRIDE):
         return [Path(environment[OVERRIDE])]
     uid = os.getuid()

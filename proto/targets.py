@@ -22,7 +22,7 @@ class Target(NamedTuple):
 
 _FUNCTIONS: Final = {
     "torch": """
-        _assert _assert_async _check_is_size _foreach_add _grouped_mm _int_mm _log_softmax _scaled_mm
+        Size _assert _assert_async _check_is_size _foreach_add _grouped_mm _int_mm _log_softmax _scaled_mm
         _shape_as_tensor _softmax _sym_sqrt _weight_int4pack_mm _weight_int8pack_mm abs abs_ absolute acos
         acos_ acosh acosh_ adaptive_avg_pool1d adaptive_max_pool1d add addbmm addcdiv addcmul addmm addmv
         addmv_ addr adjoint affine_grid_generator alias_copy all allclose alpha_dropout alpha_dropout_ amax

@@ -1,0 +1,214 @@
+"""Values and arguments of an FX graph as plain data: what one of them becomes. `graph.py` walks the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node as FxNode
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from fuse_cache.client.symbols import SymbolTable
+from fuse_cache.client.unkeyable import UnkeyableGraph
+from fuse_cache.kernels.fx_targets import DTYPE_NAMES, LAYOUT_NAMES, MEMORY_FORMAT_NAMES
+from fuse_cache.proto.graph import (
+    Argument,
+    Device,
+    Dim,
+    Dtype,
+    Group,
+    Layout,
+    MemoryFormat,
+    Meta,
+    OtherMeta,
+    Ref,
+    SymMeta,
+    TensorMeta,
+)
+from fuse_cache.proto.targets import DEVICES
+
+_OTHER: Final[dict[type, OtherMeta]] = {
+    type(None): OtherMeta("none"),
+    bool: OtherMeta("bool"),
+    int: OtherMeta("int"),
+    float: OtherMeta("float"),
+    str: OtherMeta("str"),
+    torch.SymBool: OtherMeta("bool"),
+    torch.SymFloat: OtherMeta("float"),
+}
+_UNKNOWN: Final = OtherMeta("unknown")
+_PLAIN_TENSORS: Final = frozenset({Tensor, FakeTensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+def plain_device(device: torch.device) -> str:
+    """Return the type of a device without its index.
+
+    Raises:
+        UnkeyableGraph: the format has no such device.
+    """
+    if device.type not in DEVICES:
+        raise UnkeyableGraph(f"device {device.type}")
+    return device.type
+
+
+class ValueEncoder:
+    """Turns metas and arguments of one graph into plain data. Equal metas become one object."""
+
+    def __init__(self, symbols: SymbolTable) -> None:
+        self._symbols = symbols
+        self._refs: dict[FxNode, Ref] = {}
+        self._metas: dict[tuple[Any, ...], TensorMeta] = {}
+        self._sym_metas: dict[Dim, SymMeta] = {}
+        self._arguments: dict[type, Callable[[Any], Argument]] = {
+            FxNode: self._ref,
+            int: _same,
+            float: _same,
+            bool: _same,
+            str: _same,
+            type(None): _same,
+            type(...): _same,
+            tuple: self._tuple,
+            torch.Size: self._tuple,
+            list: self._list,
+            immutable_list: self._list,
+            dict: self._dict,
+            immutable_dict: self._dict,
+            slice: self._slice,
+            torch.dtype: lambda value: Dtype(DTYPE_NAMES[value]),
+            torch.device: lambda value: Device(plain_device(value)),
+            torch.memory_format: lambda value: MemoryFormat(MEMORY_FORMAT_NAMES[value]),
+            torch.layout: _layout,
+            Group: _same,
+        }
+
+    def bind(self, node: FxNode, number: int) -> None:
+        """Say that `node` is the value with this number."""
+        self._refs[node] = Ref(number)
+
+    def argument(self, value: object) -> Argument:
+        """Return an argument of a node as plain data.
+
+        Raises:
+            UnkeyableGraph: it is of a kind that has no form; the reason names the kind.
+        """
+        convert = self._arguments.get(type(value))
+        if convert is not None:
+            return convert(value)
+        if isinstance(value, torch.SymInt) and value.node.is_constant():
+            return int(value)
+        raise UnkeyableGraph(f"an argument of type {type(value).__module__}.{type(value).__qualname__}")
+
+    def arguments(self, values: tuple[object, ...]) -> tuple[Argument, ...]:
+        """Return the positional arguments of a node."""
+        return tuple([self.argument(value) for value in values])
+
+    def named(self, values: Mapping[str, object]) -> tuple[tuple[str, Argument], ...]:
+        """Return the named arguments of a node, in the order of their names.
+
+        A device that is written as a text or a number, "cuda:1" or 1, is a device.
+        """
+        if not values:
+            return ()
+        return tuple(
+            (name, as_device(value) if name == "device" else self.argument(value))
+            for name, value in sorted(values.items())
+        )
+
+    def meta(self, value: object) -> Meta:
+        """Return what is known of a value.
+
+        Raises:
+            UnkeyableGraph: it is a tensor of a kind that has no form, or a size depends on data.
+        """
+        if isinstance(value, Tensor):
+            return self.tensor(value)
+        if isinstance(value, torch.SymInt):
+            dim = self._symbols.dim(value)
+            known = self._sym_metas.get(dim)
+            if known is None:
+                known = self._sym_metas[dim] = SymMeta(dim)
+            return known
+        if isinstance(value, tuple | list):
+            return tuple([self.meta(part) for part in value])
+        return _OTHER.get(type(value), _UNKNOWN)
+
+    def tensor(self, value: Tensor) -> TensorMeta:
+        """Return what is known of a tensor. `requires_grad` is left out: graphs are for inference."""
+        kind = type(value)
+        if kind not in _PLAIN_TENSORS and not isinstance(value, FakeTensor | torch.nn.Parameter):
+            raise UnkeyableGraph(f"a tensor of type {kind.__module__}.{kind.__qualname__}")
+        dim = self._symbols.dim
+        device = value.fake_device if isinstance(value, FakeTensor) else value.device
+        if value.layout is not torch.strided or value.is_nested or value.is_quantized:
+            raise UnkeyableGraph("a tensor that is sparse, nested or quantised by torch")
+        size = tuple([part if type(part) is int else dim(part) for part in value.shape])
+        stride = tuple([part if type(part) is int else dim(part) for part in value.stride()])
+        offset = dim(value.storage_offset())
+        key = (value.dtype, device.type, size, stride, offset)
+        known = self._metas.get(key)
+        if known is None:
+            if value.is_conj() or value.is_neg():
+                raise UnkeyableGraph("a tensor with a lazy conjugation or negation")
+            known = self._metas[key] = TensorMeta(
+                DTYPE_NAMES[value.dtype], plain_device(device), size, stride, offset
+            )
+        return known
+
+    def _ref(self, value: FxNode) -> Ref:
+        try:
+            return self._refs[value]
+        except KeyError:
+            raise UnkeyableGraph(f"a use of {value.op} {value.target}, which was dropped") from None
+
+    def _tuple(self, value: tuple[object, ...]) -> tuple[Argument, ...]:
+        return tuple([self.argument(part) for part in value])
+
+    def _list(self, value: list[object]) -> list[Argument]:
+        return [self.argument(part) for part in value]
+
+    def _dict(self, value: dict[object, object]) -> dict[str, Argument]:
+        if not all(isinstance(name, str) for name in value):
+            raise UnkeyableGraph("a dict with keys that are no text")
+        return {str(name): self.argument(part) for name, part in value.items()}
+
+    def _slice(self, value: slice) -> slice:
+        return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
+
+
+def _same(value: Argument) -> Argument:
+    return value
+
+
+def _layout(value: torch.layout) -> Layout:
+    name = LAYOUT_NAMES.get(value)
+    if name is None:
+        raise UnkeyableGraph(f"layout {value}")
+    return Layout(name)
+
+
+def as_device(value: object) -> Argument:
+    """Return the device that "cuda:1" or torch.device("cuda", 1) or 1 means, without index; None stays None.
+
+    Raises:
+        UnkeyableGraph: it means none.
+    """
+    if value is None:
+        return None
+    if isinstance(value, torch.device | str | int):
+        return Device(plain_device(torch.device(value)))
+    raise UnkeyableGraph(f"a device given as {type(value).__qualname__}")
+
+
+def value_of(node: FxNode) -> Any:
+    """Return the fake value that a graph keeps of a node: Dynamo's or AOTAutograd's."""
+    meta = node.meta
+    return meta["example_value"] if "example_value" in meta else meta.get("val")
+
+
+def is_wrapper_subclass(value: object) -> bool:
+    """Say whether `value` is a tensor made of tensors (DTensor, a quantised weight)."""
+    return isinstance(value, Tensor) and bool(is_traceable_wrapper_subclass(value))

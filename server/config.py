@@ -1,4 +1,4 @@
-"""Every option of the daemon: typed, checked, and read from command line > environment > TOML file > default."""
+"""Every option of the daemon: typed, checked, read from command line > environment > TOML file > default."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ from fuse_cache.server.cache.compose import DEFAULT_DISK_BYTES, DEFAULT_MEMORY_B
 PREFIX = "FUSE_CACHE_"
 # Names under our prefix that others read: the client's options, and what both sides find their trust folder
 # by.
-OTHERS_NAMES = frozenset(
-    f"{PREFIX}{name}"
-    for name in (
-        "ENDPOINT MODE LEVEL PASS_CONFIG COMPILE_RANGES RANGE_DIM NAMESPACE CACHE_DIR TOKEN TLS LOOKUP_TIMEOUT_S"
-        " MAX_QUEUE_S COMPILE_TIMEOUT_S TP MAX_NUM_BATCHED_TOKENS DENSE SPLITTING_OPS REGIONAL SKIP_TRACING"
-        " ATTENTION_BACKEND ACCEPT_REVISIONS ALLOW_UNSIGNED ALLOW_CPU_WHEEL_BUILDS STRICT DUMP_DIR INDUCTOR"
-        " TRUST_DIR CONFIG"
-    ).split()
-)
+_OTHERS = """
+    ENDPOINT MODE LEVEL PASS_CONFIG COMPILE_RANGES RANGE_DIM NAMESPACE CACHE_DIR TOKEN TLS
+    LOOKUP_TIMEOUT_S MAX_QUEUE_S COMPILE_TIMEOUT_S TP MAX_NUM_BATCHED_TOKENS DENSE SPLITTING_OPS REGIONAL
+    SKIP_TRACING ATTENTION_BACKEND ACCEPT_REVISIONS ALLOW_UNSIGNED ALLOW_CPU_WHEEL_BUILDS STRICT DUMP_DIR
+    INDUCTOR TRUST_DIR CONFIG
+"""
+OTHERS_NAMES = frozenset(PREFIX + name for name in _OTHERS.split())
 
 
 class ConfigError(ValueError):
@@ -196,7 +194,7 @@ def _explain(detail: dict[str, Any], origin: Mapping[str, str]) -> str:
 
 
 def _cache_home() -> Path:
-    """Return our folder in the user's cache; a uid without a home gets one in the system's temporary folder."""
+    """Return our folder in the user's cache, or in the system's temporary folder for a uid without a home."""
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base) / "fuse-cache"
     try:

@@ -57,7 +57,7 @@ _FIELDS: Final = tuple(sorted(field.name for field in dataclasses.fields(KeyFiel
 def difference(
     wanted: list[tuple[str, str]], stored: list[tuple[str, str]]
 ) -> list[tuple[str, str | None, str | None]]:
-    """Return (name, wanted, stored) of each described field in which two keys differ; None: the field is absent."""
+    """Return (name, wanted, stored) of each described field in which two keys differ; None: absent."""
     ours, theirs = dict(wanted), dict(stored)
     names = [*ours, *(name for name in theirs if name not in ours)]
     return [(n, ours.get(n), theirs.get(n)) for n in names if ours.get(n) != theirs.get(n)]

@@ -1,0 +1,197 @@
+"""What this daemon compiles with: fingerprints of passes, kernels, our own steps and the toolchain, taken
+from the disk.
+
+They are taken again when a file changes: an upgrade in place under a running daemon makes a new epoch, and
+with it new keys, instead of old artifacts under a new name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from fuse_cache.proto.digest import FieldDigest
+from fuse_cache.proto.toolchain import Toolchain, local_toolchain
+from fuse_cache.server.key import SCHEMA, KeyFields
+
+FINGERPRINT_COMMAND = (sys.executable, "-P", "-m", "fuse_cache.passes.fingerprint", "--json")
+FINGERPRINT_S = 60.0
+_CONTEXT = "fuse-cache 2026 epoch v1"
+# These carry packets between processes and start them; they cannot change what is built.
+_PLUMBING = frozenset(
+    {"forkserver.py", "link.py", "pool.py", "processes.py", "supervisor.py", "validator.py", "__init__.py"}
+)
+_FOLDERS = ("proto", "server", "passes", "kernels")
+_BUILD_FOLDERS = ("passes", "kernels", os.path.join("server", "worker"))
+
+
+class EpochError(RuntimeError):
+    """The fingerprints cannot be taken; without them there are no keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """One consistent set of fingerprints."""
+
+    name: str
+    passes: Mapping[str, bytes]
+    kernel_sources: bytes
+    worker_sources: bytes
+    toolchain: Toolchain
+    op_modules: tuple[str, ...]
+
+    def key_fields(
+        self, *, request_digest: bytes, namespace: str, target: str, passes: tuple[str, ...]
+    ) -> KeyFields:
+        """Complete a request to the fields of its key.
+
+        Raises:
+            KeyError: a pass of that name does not exist here; nothing can be stored for it.
+        """
+        return KeyFields(
+            request_digest=request_digest,
+            namespace=namespace,
+            passes=tuple((name, self.passes[name]) for name in passes),
+            target=target,
+            python=self.toolchain.python,
+            torch_fingerprint=self.toolchain.torch_fingerprint,
+            triton_fingerprint=self.toolchain.triton_fingerprint,
+            kernel_sources=self.kernel_sources,
+            worker_sources=self.worker_sources,
+            op_modules=self.op_modules,
+        )
+
+
+def package_root() -> Path:
+    """Return the folder that holds proto/, server/, passes/ and kernels/ of this installation."""
+    return Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Stamps:
+    """What the file system says of the sources: cheap to take, and different after every change."""
+
+    build: bytes  # what workers load
+    own: bytes  # what this process has loaded itself: a change needs a restart, not a new fork server
+    toolchain: Toolchain
+
+
+def take_stamps(root: Path) -> Stamps:
+    """Look at every source file (200 calls of stat, 1 ms) and at the wheels. Blocking.
+
+    Raises:
+        EpochError: the toolchain cannot be told.
+    """
+    build, own = blake3(), blake3()
+    for folder in _FOLDERS:
+        for place, _, names in os.walk(root / folder):
+            is_build = place[len(str(root)) + 1 :].startswith(_BUILD_FOLDERS)
+            for name in sorted(names):
+                if name.endswith(".py"):
+                    _stamp(build if is_build and name not in _PLUMBING else own, os.path.join(place, name))
+    try:
+        return Stamps(build.digest(), own.digest(), local_toolchain())
+    except RuntimeError as error:
+        raise EpochError(str(error)) from error
+
+
+def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo: Path | None = None) -> Epoch:
+    """Take the fingerprints that belong to `stamps`. Blocking; a third of a second, or 5 ms when `memo` has
+    them.
+
+    Raises:
+        EpochError: the fingerprint command failed.
+    """
+    passes = _remembered(memo, stamps)
+    if passes is None:
+        passes = _run_fingerprint_command()
+        _remember(memo, stamps, passes)
+    kernel_sources = _sources(path for path in (root / "kernels").glob("*.py"))
+    worker_sources = _sources(
+        path for path in (root / "server" / "worker").glob("*.py") if path.name not in _PLUMBING
+    )
+    toolchain = stamps.toolchain
+    hasher = FieldDigest(_CONTEXT)
+    hasher.add("schema", SCHEMA).add("passes", tuple(sorted(passes.items())))
+    hasher.add("kernel_sources", kernel_sources).add("worker_sources", worker_sources)
+    hasher.add("python", toolchain.python).add("torch", toolchain.torch_fingerprint)
+    hasher.add("triton", toolchain.triton_fingerprint).add("op_modules", op_modules)
+    return Epoch(
+        name=hasher.digest()[:8].hex(),
+        passes=passes,
+        kernel_sources=kernel_sources,
+        worker_sources=worker_sources,
+        toolchain=toolchain,
+        op_modules=op_modules,
+    )
+
+
+def _stamp(hasher: blake3, path: str) -> None:
+    try:
+        info = os.stat(path)
+    except OSError:
+        return  # Being replaced just now: the next look differs.
+    line = f"{path}\0{info.st_size}\0{info.st_mtime_ns}\0{info.st_ctime_ns}\0{info.st_ino}\n"
+    hasher.update(line.encode())
+
+
+def _sources(paths: Iterator[Path]) -> bytes:
+    hasher = blake3(derive_key_context="fuse-cache 2026 sources v1")
+    for path in sorted(paths):
+        data = path.read_bytes()
+        hasher.update(f"{path.name}\0{len(data)}\0".encode() + data)
+    return hasher.digest()
+
+
+def _run_fingerprint_command() -> dict[str, bytes]:
+    """Run it in a process of its own: passes are never imported here.
+
+    Vfork and exec, so gRPC's handlers do not run.
+    """
+    try:
+        done = subprocess.run(FINGERPRINT_COMMAND, capture_output=True, timeout=FINGERPRINT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EpochError(f"the pass fingerprints cannot be taken: {error}") from error
+    if done.returncode:
+        last_line = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise EpochError(f"the pass fingerprints cannot be taken: {last_line}; reinstall fuse-cache")
+    return {name: bytes.fromhex(digest) for name, digest in json.loads(done.stdout)["passes"].items()}
+
+
+def _remembered(memo: Path | None, stamps: Stamps) -> dict[str, bytes] | None:
+    if memo is None:
+        return None
+    try:
+        found = json.loads(memo.read_bytes())
+        if found["stamp"] == _memo_stamp(stamps):
+            return {name: bytes.fromhex(digest) for name, digest in found["passes"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass  # None yet, or of another version.
+    return None
+
+
+def _remember(memo: Path | None, stamps: Stamps, passes: Mapping[str, bytes]) -> None:
+    if memo is None:
+        return
+    found = {
+        "stamp": _memo_stamp(stamps),
+        "passes": {name: digest.hex() for name, digest in passes.items()},
+    }
+    temp = memo.with_name(f".{memo.name}.{os.getpid()}")
+    try:
+        temp.write_text(json.dumps(found))
+        temp.replace(memo)
+    except OSError:
+        temp.unlink(missing_ok=True)  # It only saves time.
+
+
+def _memo_stamp(stamps: Stamps) -> str:
+    # Pass fingerprints cover files of proto/ too, so both stamps count.
+    return blake3(stamps.build + stamps.own).hexdigest()

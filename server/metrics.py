@@ -1,0 +1,100 @@
+"""Every metric of the daemon, by name, in one table. No key, digest or model name is ever a label."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_FAST_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
+_SLOW_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 120.0, 300.0, 900.0)
+
+
+class Metrics:
+    """The daemon's counters. One object per daemon, so that tests may run several in a process."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "fuse_cache_requests",
+            "Calls that ended, by method and status code.",
+            ("method", "code"),
+            registry=registry,
+        )
+        self.seconds = Histogram(
+            "fuse_cache_request_seconds", "Time from call to answer of unary methods.", ("method",),
+            buckets=_FAST_S, registry=registry,
+        )  # fmt: skip
+        self.lookups = Counter(
+            "fuse_cache_lookup_items",
+            "Items of lookups, by what came of them.",
+            ("outcome",),
+            registry=registry,
+        )
+        self.bytes_sent = Counter(
+            "fuse_cache_content_bytes", "Content sent, inline or fetched.", ("way",), registry=registry
+        )
+        self.compiles = Counter("fuse_cache_compiles", "Compilations started.", registry=registry)
+        self.compile_ends = Counter(
+            "fuse_cache_compile_ends",
+            "Compilations ended, by reason (DONE, or an ErrorReason).",
+            ("reason",),
+            registry=registry,
+        )
+        self.compile_seconds = Histogram(
+            "fuse_cache_compile_seconds",
+            "Time of a compilation in its worker.",
+            buckets=_SLOW_S,
+            registry=registry,
+        )
+        self.seconds_spent = Counter(
+            "fuse_cache_compile_seconds_spent", "Seconds that workers compiled.", registry=registry
+        )
+        self.seconds_saved = Counter(
+            "fuse_cache_compile_seconds_saved",
+            "Seconds that hits did not have to compile again.",
+            registry=registry,
+        )
+        self.publish_seconds = Histogram(
+            "fuse_cache_publish_seconds", "Time from a worker's end to the event for who waits.",
+            buckets=_FAST_S, registry=registry,
+        )  # fmt: skip
+        self.rejected_graphs = Counter(
+            "fuse_cache_rejected_graphs", "Graphs refused, by reason.", ("reason",), registry=registry
+        )
+        self.reports = Counter(
+            "fuse_cache_reports", "Artifacts reported on, by verdict.", ("verdict",), registry=registry
+        )
+        self.waiting = Gauge("fuse_cache_waiting", "Calls that wait for a compilation.", registry=registry)
+        self.integrity_failures = Counter(
+            "fuse_cache_integrity_failures",
+            "Stored entries set aside, by what found them.",
+            ("found_by",),
+            registry=registry,
+        )
+
+    def render(self) -> bytes:
+        """Return all of them in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def collect_from(self, collector: Collector) -> None:
+        """Have numbers that live elsewhere asked for at each scrape."""
+        self.registry.register(collector)
+
+
+def value(metric: Counter | Gauge, **labels: str) -> float:
+    """Return what a counter or gauge stands at; with labels of a family, that child's."""
+    found = 0.0
+    for family in metric.collect():
+        for sample in family.samples:
+            if not sample.name.endswith("_created") and labels.items() <= sample.labels.items():
+                found += sample.value
+    return found
+
+
+def gauge(name: str, text: str, number: float) -> GaugeMetricFamily:
+    """Return one sample for a collector."""
+    family = GaugeMetricFamily(name, text)
+    family.add_metric([], number)
+    return family

@@ -14,11 +14,11 @@ class OptionError(FuseCacheError, ValueError):
 
 
 class DaemonUnavailableError(FuseCacheError):
-    """No daemon could be asked, or it stopped answering: compile locally. It says nothing about the artifact."""
+    """No daemon could be asked, or it stopped answering: compile locally."""
 
 
 class DaemonRefusedError(FuseCacheError):
-    """The daemon answered, and said no. Asking again gives the same answer: compile locally, read the message.
+    """The daemon answered, and said no. Asking again gives the same answer: compile locally.
 
     `reason` is a name of proto's ErrorReason without its prefix, or the name of a gRPC status code.
     """

@@ -44,7 +44,8 @@ class CompileOptions:
     level: str = "O2"
     pass_config: PassConfig = dataclasses.field(default_factory=PassConfig)
     compile_ranges: tuple[tuple[int, int], ...] | None = None
-    range_dim: tuple[int, int] | None = None  # (input, dimension) of the tensor inputs in calling order
+    # (input's name, or its number among the tensor inputs; dimension)
+    range_dim: tuple[str, int] | None = None
     target: str = "auto"
     namespace: str = "default"
     cache_dir: Path | None = None  # None: under XDG_CACHE_HOME
@@ -177,7 +178,7 @@ def _endpoints(name: str, value: object) -> tuple[str, ...]:
 
 
 def _ranges(name: str, value: object) -> tuple[tuple[int, int], ...]:
-    allowed = "a list of [lowest, highest] pairs of sizes from 1 on, in order, such as [[1, 256], [257, 4096]]"
+    allowed = "a list of [lowest, highest] pairs of sizes from 1 on, in order, like [[1, 256], [257, 4096]]"
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise _wrong(name, value, allowed)
     ranges: list[tuple[int, int]] = []
@@ -191,15 +192,12 @@ def _ranges(name: str, value: object) -> tuple[tuple[int, int], ...]:
     return tuple(ranges)
 
 
-def _range_dim(name: str, value: object) -> tuple[int, int]:
-    parts = value.split(":") if isinstance(value, str) else []
-    if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
-        raise _wrong(
-            name,
-            value,
-            '"input:dim", both numbers from 0 on, such as "0:1" (dimension 1 of the first tensor input)',
-        )
-    return int(parts[0]), int(parts[1])
+def _range_dim(name: str, value: object) -> tuple[str, int]:
+    source, _, dim = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    if not source or not dim.isascii() or not dim.isdigit():
+        allowed = '"input:dim", such as "input_ids:1", or "0:1" for dimension 1 of the first tensor input'
+        raise _wrong(name, value, allowed)
+    return source, int(dim)
 
 
 def _pass_config(name: str, value: object) -> PassConfig:

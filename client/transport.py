@@ -1,0 +1,276 @@
+"""Calls to the daemons: deadlines, the breaker, the next endpoint, one retry where that is safe, errors in
+our own terms.
+
+Bounds (design.md, "When things go wrong"): no sign of life for 250 ms, or no answer to a lookup for 2 s, is
+an outage; a compile stream that says nothing for 5 s is left; a fetch may take as long as bytes flow.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from fuse_cache.client.channel import Endpoint
+from fuse_cache.client.errors import DaemonRefusedError, DaemonUnavailableError
+from fuse_cache.client.options import CompileOptions
+from fuse_cache.proto import compile_pb2 as wire
+
+ANSWER_S = 2.0  # for a unary call, once the endpoint has shown life
+EVENT_SILENCE_S = 5.0  # the daemon sends an event at least once a second
+FETCH_SILENCE_S = 5.0
+MAX_FETCH_S = 3600.0  # every call has a deadline; a fetch is bounded by silence, not by this
+_T = TypeVar("_T")
+
+# These say that nobody answered, or that another endpoint may; all others are answers.
+_OUTAGES = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNKNOWN,
+    }
+)
+
+
+class Transport:
+    """The daemons of one option set. Safe for concurrent use and after a fork."""
+
+    def __init__(self, options: CompileOptions) -> None:
+        self.options = options
+        self.endpoints = [Endpoint(address, options) for address in options.endpoint]
+
+    def lookup(self, request: wire.LookupRequest) -> wire.LookupResponse:
+        """Ask for many artifacts.
+
+        Raises:
+            DaemonUnavailableError, DaemonRefusedError
+        """
+        return self._unary(lambda endpoint: endpoint.stub().Lookup, request)
+
+    def capabilities(self) -> wire.CapabilitiesResponse:
+        """Ask what the daemon speaks, builds and trusts.
+
+        Raises:
+            DaemonUnavailableError, DaemonRefusedError
+        """
+        return self._unary(lambda endpoint: endpoint.stub().Capabilities, wire.CapabilitiesRequest())
+
+    def report(self, request: wire.ReportRequest) -> None:
+        """Tell what became of artifacts. Not repeated elsewhere: a lost report is no harm, a double one would
+        count twice.
+
+        Raises:
+            DaemonUnavailableError, DaemonRefusedError
+        """
+        self._unary(lambda endpoint: endpoint.stub().Report, request, attempts=1)
+
+    def fetch(self, request: wire.FetchRequest) -> Iterator[wire.FetchChunk]:
+        """Stream content. The caller resumes at another offset if it likes.
+
+        Raises:
+            DaemonUnavailableError: also when no byte came for FETCH_SILENCE_S.
+            DaemonRefusedError
+        """
+        endpoint = self._choose()
+        with self._watched(
+            endpoint,
+            lambda: endpoint.stub().Fetch(request, timeout=MAX_FETCH_S, metadata=self._metadata()),
+            FETCH_SILENCE_S,
+        ) as stream:
+            yield from stream
+
+    def wait(self, request: wire.WaitRequest) -> Iterator[wire.CompileEvent]:
+        """Re-attach to a compilation; as `compile` otherwise."""
+        endpoint = self._choose()
+        timeout = self.options.compile_timeout_s
+        with self._watched(
+            endpoint,
+            lambda: endpoint.stub().Wait(request, timeout=timeout, metadata=self._metadata()),
+            EVENT_SILENCE_S,
+        ) as stream:
+            yield from stream
+
+    def compile(
+        self, start: wire.CompileStart, graph: bytes, chunk_bytes: int
+    ) -> Iterator[wire.CompileEvent]:
+        """Compile one piece, or join the compilation that runs for it: yields the daemon's events,
+        `need_graph` left out.
+
+        Raises:
+            DaemonUnavailableError: also when no event came for EVENT_SILENCE_S.
+            DaemonRefusedError
+        """
+        endpoint = self._choose()
+        upload = _Upload(start, graph, chunk_bytes)
+        timeout = self.options.compile_timeout_s
+        try:
+            with self._watched(
+                endpoint,
+                lambda: endpoint.stub().Compile(iter(upload), timeout=timeout, metadata=self._metadata()),
+                EVENT_SILENCE_S,
+            ) as stream:
+                for event in stream:
+                    if event.WhichOneof("event") == "need_graph":
+                        upload.send_graph()
+                    else:
+                        yield event
+        finally:
+            upload.end()
+
+    def close(self) -> None:
+        """Close all channels."""
+        for endpoint in self.endpoints:
+            endpoint.close()
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", f"Bearer {self.options.token}"),) if self.options.token else ()
+
+    def _choose(self) -> Endpoint:
+        """Return the first endpoint that is alive."""
+        problems = []
+        for endpoint in self.endpoints:
+            if not endpoint.breaker.allows():
+                problems.append(f"{endpoint.address} did not answer before, and is asked again in a while")
+                continue
+            try:
+                endpoint.await_life()
+            except DaemonUnavailableError as error:
+                endpoint.breaker.failed()
+                endpoint.lost()
+                problems.append(str(error))
+                continue
+            return endpoint
+        raise DaemonUnavailableError("; ".join(problems))
+
+    def _unary(
+        self, method: Callable[[Endpoint], Callable[..., _T]], request: object, *, attempts: int = 2
+    ) -> _T:
+        """Make an idempotent call, once more if the connection turned out to be dead."""
+        for attempt in range(attempts):
+            endpoint = self._choose()
+            began = time.monotonic()
+            try:
+                answer = method(endpoint)(request, timeout=ANSWER_S, metadata=self._metadata())
+            except grpc.RpcError as error:
+                failure = self._translate(endpoint, error)
+                # A connection that an old daemon left behind breaks at once; a silent one has used up the
+                # caller's patience.
+                again = attempt + 1 < attempts and time.monotonic() - began < self.options.lookup_timeout_s
+                if isinstance(failure, DaemonUnavailableError) and again:
+                    continue
+                raise failure from error
+            endpoint.breaker.succeeded()
+            return answer
+        raise AssertionError("unreachable")
+
+    def _watched(self, endpoint: Endpoint, call: Callable[[], Any], silence_s: float) -> _Watched:
+        return _Watched(self, endpoint, call, silence_s)
+
+    def _translate(self, endpoint: Endpoint, error: grpc.RpcError) -> Exception:
+        """Turn a gRPC error into ours, and tell the breaker. The one border for this."""
+        code, details = error.code(), error.details() or ""
+        if code in _OUTAGES:
+            reason = error_reason(error)
+            if not reason:  # The daemon itself says "draining": an answer, though not from this endpoint.
+                endpoint.breaker.failed()
+                endpoint.lost()
+            return DaemonUnavailableError(f"{endpoint.address}: {details or code.name}")
+        endpoint.breaker.succeeded()
+        return DaemonRefusedError(error_reason(error) or code.name, details or code.name)
+
+
+def error_reason(error: grpc.RpcError) -> str:
+    """Return the ErrorReason that the daemon sent with an error, without its prefix, or an empty text."""
+    trailing: Any = error.trailing_metadata() or ()
+    for key, value in trailing:
+        if key != "grpc-status-details-bin":
+            continue
+        try:
+            status = status_pb2.Status.FromString(value)
+        except DecodeError:
+            return ""
+        for detail in status.details:
+            info = error_details_pb2.ErrorInfo()
+            if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and info.domain == "fuse-cache":
+                return str(info.reason).removeprefix("ERROR_REASON_")
+    return ""
+
+
+class _Watched:
+    """A response stream that is cancelled when nothing comes for `silence_s`. Use as a context manager."""
+
+    def __init__(
+        self, transport: Transport, endpoint: Endpoint, call: Callable[[], Any], silence_s: float
+    ) -> None:
+        self._transport, self._endpoint, self._silence_s = transport, endpoint, silence_s
+        self._call = call()
+        self._done = threading.Event()
+        self._deadline_s = time.monotonic() + silence_s
+        self._silent = False
+        threading.Thread(target=self._watch, name="fuse-cache-watch", daemon=True).start()
+
+    def __enter__(self) -> Iterator[Any]:
+        return self._iterate()
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._call.cancel()
+
+    def _iterate(self) -> Iterator[Any]:
+        try:
+            for message in self._call:
+                self._deadline_s = time.monotonic() + self._silence_s
+                yield message
+                self._deadline_s = (
+                    time.monotonic() + self._silence_s
+                )  # The consumer's time is not the daemon's.
+        except grpc.RpcError as error:
+            failure = self._transport._translate(self._endpoint, error)
+            if self._silent:
+                failure = DaemonUnavailableError(
+                    f"{self._endpoint.address}: silent for {self._silence_s:g} s"
+                )
+            raise failure from error
+        self._endpoint.breaker.succeeded()
+
+    def _watch(self) -> None:
+        while not self._done.wait(max(0.01, self._deadline_s - time.monotonic())):
+            if time.monotonic() >= self._deadline_s:
+                self._silent = True
+                self._call.cancel()
+                return
+
+
+class _Upload:
+    """The client's half of a Compile stream: `start`, then the graph once it is asked for, then the end.
+
+    gRPC iterates it in a thread of its own.
+    """
+
+    def __init__(self, start: wire.CompileStart, graph: bytes, chunk_bytes: int) -> None:
+        self._start, self._graph, self._chunk_bytes = start, graph, chunk_bytes
+        self._wanted = False
+        self._event = threading.Event()
+
+    def send_graph(self) -> None:
+        self._wanted = True
+        self._event.set()
+
+    def end(self) -> None:
+        self._event.set()
+
+    def __iter__(self) -> Iterator[wire.CompileRequest]:
+        yield wire.CompileRequest(start=self._start)
+        self._event.wait()
+        if not self._wanted:
+            return
+        for offset in range(0, max(1, len(self._graph)), self._chunk_bytes):
+            data = self._graph[offset : offset + self._chunk_bytes]
+            last = offset + len(data) == len(self._graph)
+            yield wire.CompileRequest(chunk=wire.GraphChunk(data=data, offset=offset, last=last))

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import ParamSpec, TypeVar
 
 from fuse_cache.server.cache.catalogue import Catalogue, EntryInfo, Found, Published
+from fuse_cache.server.cache.check import Problem
 from fuse_cache.server.cache.layered import LayeredTier
 from fuse_cache.server.cache.measured import MeasuredTier
 from fuse_cache.server.cache.tier import Meta, Tier
@@ -48,8 +49,9 @@ class Store:
     for synchronous callers.
     """
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: Catalogue, checker: Callable[..., list[Problem]] | None = None) -> None:
         self.catalogue = catalogue
+        self._checker = checker
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="store")
         self._reading: dict[bytes, asyncio.Future[Found | None]] = {}  # touched on the loop only
         self._stop = threading.Event()
@@ -110,6 +112,16 @@ class Store:
         while batch := await self._off_loop(lambda: list(islice(entries, LISTING_BATCH))):
             for info in batch:
                 yield info
+
+    async def check(self, *, fix: bool) -> list[Problem]:
+        """Verify everything on disk; with `fix`, put it right.
+
+        Takes minutes for a large store. Raises: TierError, OSError.
+        """
+        if self._checker is None:
+            return []
+        # A thread of its own: the store's few are for lookups.
+        return await asyncio.to_thread(self._checker, fix=fix)
 
     def covering(
         self,
@@ -173,10 +185,10 @@ class Store:
         self.catalogue.tiers.close()
 
 
-def compose(memory: Tier, *slower: Tier) -> Store:
+def compose(memory: Tier, *slower: Tier, checker: Callable[..., list[Problem]] | None = None) -> Store:
     """Lay the tiers over one another, the fastest first, each counted."""
     measured = [MeasuredTier(tier) for tier in (memory, *slower)]
     below: Tier = measured[-1]
     for tier in reversed(measured[1:-1]):
         below = LayeredTier(tier, below)
-    return Store(Catalogue(LayeredTier(measured[0], below), {tier.name: tier for tier in measured}))
+    return Store(Catalogue(LayeredTier(measured[0], below), {tier.name: tier for tier in measured}), checker)

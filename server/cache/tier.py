@@ -139,7 +139,8 @@ class Tier(ABC):
         return Usage()
 
     def maintain(self) -> None:
-        """Do slow house-keeping (find lost files, fold in use counts), in a background thread; never raises."""
+        """Do slow house-keeping (find lost files, fold in use counts), in a background thread; never raises.
+        """
         return
 
     def close(self) -> None:

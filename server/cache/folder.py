@@ -1,0 +1,276 @@
+"""Where entry files lie, and how one appears, is read and goes as a whole.
+
+DIR/FORMAT                          names this layout
+DIR/cache.db*                       the index (index.py); can be deleted at any time
+DIR/manifest/ab/<hex>, content/...  one file per entry, found by name alone: a read needs no index
+DIR/temp/<random>                   files being written
+DIR/quarantine/                     the last few damaged or reported files, as evidence
+DIR/reserve                         space to delete with when the disk is full
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from fuse_cache.server.cache.entry_file import (
+    DamagedFileError,
+    Header,
+    encode_header,
+    read_entry,
+    read_header,
+)
+from fuse_cache.server.cache.files import Files
+from fuse_cache.server.cache.filesystem import StoreFolderError, refuse_network
+from fuse_cache.server.cache.tier import NAME_BYTES, Entry, Space
+
+FORMAT = b"fuse-cache store 1\n"
+FOLDER_OF = {Space.MANIFEST: "manifest", Space.CONTENT: "content"}
+MAX_QUARANTINED = 32  # Files kept as evidence.
+# Between a writer's open and its lock lie microseconds; a minute forgives a stopped machine.
+TEMP_AGE_S = 60.0
+FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+READ_ONLY_ERRNOS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+class Folder:
+    """The files of one store. Safe for threads and processes: each change is one rename or one unlink."""
+
+    def __init__(self, root: Path, *, files: Files, reserve_bytes: int) -> None:
+        self.root = str(root.absolute())
+        self.files = files
+        self.writable = False
+        self._reserve_bytes = reserve_bytes
+        self._reserve = os.path.join(self.root, "reserve")
+
+    def open(self) -> None:
+        """Make the folders and find out what is allowed here. A folder that may only be read is fine.
+
+        Raises:
+            StoreFolderError: network file system, other format, or no renames: it cannot be a store.
+            OSError: it cannot be used now (does not exist and cannot be made, full, I/O error).
+        """
+        refuse_network(Path(self.root))
+        self.writable = self._probe()
+        if not self.writable:
+            self.files.list(self.root)
+        self._check_format()
+        if self.writable:
+            self.take_reserve()
+
+    def path(self, space: Space, name: bytes) -> str:
+        text = name.hex()
+        return os.path.join(self.root, FOLDER_OF[space], text[:2], text)
+
+    def read(self, space: Space, name: bytes, tier: str) -> Entry | None:
+        """Return the entry or None. Raises: DamagedFileError, OSError (could not be read: an outage)."""
+        path = self.path(space, name)
+        # A file that was just renamed may not be visible at once everywhere: ENOENT is asked twice, then it
+        # is a miss.
+        for _ in range(2):
+            with (
+                contextlib.suppress(FileNotFoundError, NotADirectoryError),
+                self.files.open_read(path) as file,
+            ):
+                return read_entry(file, space, name, tier)
+        return None
+
+    def header(self, space: Space, name: bytes) -> Header | None:
+        """Return what the file says about itself, or None. Raises: DamagedFileError, OSError."""
+        path = self.path(space, name)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), self.files.open_read(path) as file:
+            header = read_header(file)
+            if header.space is not space or header.name != name:
+                raise DamagedFileError("the file is another entry's")
+            return header
+        return None
+
+    def size(self, space: Space, name: bytes) -> int | None:
+        """Return the size of the file, or None. Raises: OSError."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return self.files.stat(self.path(space, name)).st_size
+        return None
+
+    def write(self, space: Space, name: bytes, entry: Entry) -> int:
+        """Make the file appear whole and return its size; on any error nothing is left behind. Raises:
+        OSError.
+
+        No fsync: a file torn by a power cut fails its digest and is a miss, and a fsync of 64 MiB can take
+        seconds.
+        """
+        header = encode_header(space, name, entry)
+        path = self.path(space, name)
+        temp = os.path.join(self.root, "temp", uuid.uuid4().hex)
+        try:
+            with self._create(temp) as descriptor:
+                self.files.write(descriptor, header)
+                self.files.write(descriptor, entry.data)
+                self._replace(temp, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.files.unlink(temp)
+            raise
+        return len(header) + len(entry.data)
+
+    def remove(self, space: Space, name: bytes) -> bool:
+        """Unlink the file; tell whether there was one. Raises: OSError."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            self.files.unlink(self.path(space, name))
+            return True
+        return False
+
+    def set_aside(self, space: Space, name: bytes) -> bool:
+        """Move the file into quarantine/ and keep the newest few there; tell whether there was one.
+
+        Raises: OSError.
+        """
+        aside = os.path.join(self.root, "quarantine")
+        target = os.path.join(aside, f"{FOLDER_OF[space]}-{name.hex()}-{uuid.uuid4().hex[:8]}")
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            source = self.path(space, name)
+            self.files.stat(source)
+            self._replace(source, target)
+            self.trim_quarantine(keep=MAX_QUARANTINED)
+            return True
+        return False
+
+    def trim_quarantine(self, *, keep: int) -> None:
+        """Delete the oldest files of quarantine/ until `keep` are left. Never raises."""
+        aside = os.path.join(self.root, "quarantine")
+        with contextlib.suppress(OSError):
+            paths = [os.path.join(aside, text) for text in self.files.list(aside)]
+            if len(paths) <= keep:
+                return
+            # st_ctime: when it was moved here.
+            paths.sort(key=lambda path: self.files.stat(path).st_ctime, reverse=True)
+            for path in paths[keep:]:
+                self.files.unlink(path)
+
+    def shards(self, space: Space) -> list[str]:
+        """Return the two-digit folders that exist. Raises: OSError (not ENOENT)."""
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(self.files.list(os.path.join(self.root, FOLDER_OF[space])))
+        return []
+
+    def shard_path(self, space: Space, shard: str) -> str:
+        return os.path.join(self.root, FOLDER_OF[space], shard)
+
+    def names(self, space: Space, shard: str) -> Iterator[bytes]:
+        """Yield the names that have a file in this shard; files with other names are skipped.
+
+        Raises: OSError.
+        """
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for text in self.files.list(self.shard_path(space, shard)):
+                with contextlib.suppress(ValueError):
+                    name = bytes.fromhex(text)
+                    if len(name) == NAME_BYTES and text.startswith(shard):
+                        yield name
+
+    def dead_temps(self, *, now_s: float, age_s: float = TEMP_AGE_S) -> list[str]:
+        """Return temp files whose writer is gone. Never raises."""
+        temp = os.path.join(self.root, "temp")
+        dead: list[str] = []
+        with contextlib.suppress(OSError):
+            for text in self.files.list(temp):
+                path = os.path.join(temp, text)
+                with contextlib.suppress(OSError):
+                    if now_s - self.files.stat(path).st_mtime >= age_s and not self.files.has_writer(path):
+                        dead.append(path)
+        return dead
+
+    def take_reserve(self) -> None:
+        """Set space aside if there is plenty.
+
+        Never raises: without a reserve the store works until the disk is full.
+        """
+        if not self._reserve_bytes:
+            return
+        with contextlib.suppress(OSError):
+            if self.files.stat(self._reserve).st_size >= self._reserve_bytes:
+                return
+        with contextlib.suppress(OSError):
+            if self.files.free_bytes(self.root) < 2 * self._reserve_bytes:
+                return
+            temp = os.path.join(self.root, "temp", uuid.uuid4().hex)
+            try:
+                with self._create(temp) as descriptor:
+                    self.files.allocate(descriptor, self._reserve_bytes)
+                    self._replace(temp, self._reserve)
+            except OSError:
+                self.files.unlink(temp)
+
+    def free_reserve(self) -> None:
+        """Give the reserve back to the file system, so that deleting can write what it must. Never raises."""
+        with contextlib.suppress(OSError):
+            self.files.unlink(self._reserve)
+
+    @contextlib.contextmanager
+    def _create(self, path: str) -> Iterator[int]:
+        with contextlib.ExitStack() as stack:
+            try:
+                descriptor = stack.enter_context(self.files.create(path))
+            except FileNotFoundError:
+                # A cleaner of temporary folders may take the folder at any moment: it is made again.
+                self.files.make_dirs(os.path.dirname(path))
+                descriptor = stack.enter_context(self.files.create(path))
+            yield descriptor
+
+    def _replace(self, source: str, target: str) -> None:
+        try:
+            self.files.replace(source, target)
+        except FileNotFoundError:
+            self.files.make_dirs(os.path.dirname(target))
+            self.files.replace(source, target)
+
+    def _probe(self) -> bool:
+        """Try what every write needs: create, write, rename. False: this folder may only be read."""
+        source = os.path.join(self.root, "temp", f"probe-{uuid.uuid4().hex}")
+        target = source + "-renamed"
+        try:
+            self.files.make_dirs(os.path.join(self.root, "temp"))
+            with self.files.create(source) as descriptor:
+                self.files.write(descriptor, b"probe")
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.files.unlink(source)
+            if error.errno in FULL_ERRNOS:
+                self.free_reserve()
+                return True  # Full, but ours: deletions and evictions will make room.
+            if error.errno in READ_ONLY_ERRNOS and os.path.isdir(self.root):
+                return False
+            raise
+        try:
+            self.files.replace(source, target)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self.files.unlink(source)
+            raise StoreFolderError(
+                f"{self.root}: files cannot be renamed here ({os.strerror(error.errno or 0)}), so that "
+                "entries cannot appear whole: give --store a folder on a local disk"
+            ) from error
+        with contextlib.suppress(OSError):
+            self.files.unlink(target)
+        return True
+
+    def _check_format(self) -> None:
+        path = os.path.join(self.root, "FORMAT")
+        try:
+            with self.files.open_read(path) as file:
+                found = file.read(256)
+        except FileNotFoundError:
+            if self.writable:
+                temp = os.path.join(self.root, "temp", uuid.uuid4().hex)
+                # A full disk: written at the next start.
+                with contextlib.suppress(OSError), self._create(temp) as descriptor:
+                    self.files.write(descriptor, FORMAT)
+                    self._replace(temp, path)
+            return
+        if found != FORMAT:
+            raise StoreFolderError(
+                f"{self.root} holds a store of another format ({found[:40]!r}): give --store another folder"
+            )

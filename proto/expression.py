@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 
@@ -46,9 +46,9 @@ class Op(enum.IntEnum):
 INT, SYMBOL, ADD, MUL, POW, FLOORDIV, MOD, PYTHONMOD, CEILDIV, MAX, MIN, NEG = range(12)
 EQ, NE, LT, LE, GT, GE, AND, OR, NOT = range(12, 21)
 
-_LEAVES: Final = frozenset({INT, SYMBOL})
-_VARIADIC: Final = frozenset({ADD, MUL, MAX, MIN, AND, OR})
-_UNARY: Final = frozenset({NEG, NOT})
+LEAVES: Final = frozenset({INT, SYMBOL})
+VARIADIC: Final = frozenset({ADD, MUL, MAX, MIN, AND, OR})
+UNARY: Final = frozenset({NEG, NOT})
 _COMMUTATIVE_PAIR: Final = frozenset({EQ, NE})
 _BOOLEAN: Final = frozenset({EQ, NE, LT, LE, GT, GE, AND, OR, NOT})
 _COMPARISONS: Final = {
@@ -57,7 +57,7 @@ _COMPARISONS: Final = {
 _FOLDS: Final[dict[int, Callable[[list[int]], int]]] = {ADD: sum, MAX: max, MIN: min, AND: all, OR: any}
 _LOGICAL: Final = frozenset({AND, OR, NOT})
 
-MAX_CODE: Final = 4096  # integers in one expression; the longest stride seen in 11 models has 27
+MAX_CODE: Final = 1024  # integers in one expression; the longest stride seen in 11 models has 27
 MAX_EXPONENT: Final = 16
 _MAX_VALUE: Final = 1 << 256  # four 64-bit sizes multiplied; `evaluate` stops there: POW of POW would not
 
@@ -71,9 +71,13 @@ class SymExpr:
     """An expression. `code` is postfix, see the module's docstring."""
 
     code: tuple[int, ...]
+    _hash: int = field(init=False, repr=False, compare=False)  # sizes are hashed once per tensor: kept
 
-    def __str__(self) -> str:
-        return to_text(self)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.code))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 Dim: TypeAlias = int | SymExpr
@@ -95,13 +99,13 @@ def combine(op: int, operands: Iterable[Dim]) -> SymExpr:
         ExpressionError: the number of operands does not fit the operator.
     """
     codes = [_code(operand) for operand in operands]
-    if op in _VARIADIC:
+    if op in VARIADIC:
         if len(codes) < 2:
             raise ExpressionError(f"{Op(op).name} needs at least 2 operands, not {len(codes)}")
         codes.sort()
         tail: tuple[int, ...] = (int(op), len(codes))
     else:
-        wanted = 1 if op in _UNARY else 2
+        wanted = 1 if op in UNARY else 2
         if op in (INT, SYMBOL) or len(codes) != wanted:
             raise ExpressionError(f"{Op(op).name} does not take {len(codes)} operands")
         if op in _COMMUTATIVE_PAIR:
@@ -119,7 +123,7 @@ def symbols_of(expr: SymExpr) -> list[int]:
         op = code[at]
         if op == SYMBOL:
             found.append(code[at + 1])
-        at += 2 if op <= SYMBOL or op in _VARIADIC else 1
+        at += 2 if op <= SYMBOL or op in VARIADIC else 1
     return found
 
 
@@ -141,11 +145,11 @@ def check(expr: SymExpr, num_symbols: int, *, boolean: bool = False) -> list[int
     at = 0
     while at < length:
         op = code[at]
-        if op in _LEAVES or op in _VARIADIC:
+        if op in LEAVES or op in VARIADIC:
             if at + 1 >= length:
                 raise ExpressionError(f"operand missing at {at}")
             operand = code[at + 1]
-            if op in _LEAVES:
+            if op in LEAVES:
                 if op == SYMBOL:
                     if not 0 <= operand < num_symbols:
                         raise ExpressionError(f"symbol {operand} of {num_symbols} at {at}")
@@ -159,7 +163,7 @@ def check(expr: SymExpr, num_symbols: int, *, boolean: bool = False) -> list[int
             arity = operand
             if arity < 2:
                 raise ExpressionError(f"arity {arity} at {at}")
-        elif op in _UNARY:
+        elif op in UNARY:
             arity = 1
         elif POW <= op <= GE:
             arity = 2
@@ -170,7 +174,7 @@ def check(expr: SymExpr, num_symbols: int, *, boolean: bool = False) -> list[int
         first = len(starts) - arity
         if any(truth != (op in _LOGICAL) for truth in truths[first:]):
             raise ExpressionError(f"{Op(op).name} at {at} mixes numbers and truth values")
-        if op in _VARIADIC or op in _COMMUTATIVE_PAIR:
+        if op in VARIADIC or op in _COMMUTATIVE_PAIR:
             bounds = [*starts[first:], at]
             parts = [code[bounds[i] : bounds[i + 1]] for i in range(arity)]
             if any(parts[i] > parts[i + 1] for i in range(arity - 1)):
@@ -181,7 +185,7 @@ def check(expr: SymExpr, num_symbols: int, *, boolean: bool = False) -> list[int
             raise ExpressionError(f"exponent at {at} is not an integer in 2 .. {MAX_EXPONENT}")
         del starts[first + 1 :], truths[first:]
         truths.append(op in _BOOLEAN)
-        at += 2 if op in _VARIADIC else 1
+        at += 2 if op in VARIADIC else 1
     if len(starts) != 1:
         raise ExpressionError(f"{len(starts)} values instead of one")
     if truths[0] != boolean:
@@ -207,7 +211,7 @@ def evaluate(expr: Dim, values: Sequence[int]) -> int:
     try:
         return _run(code, values)
     except ZeroDivisionError as error:
-        raise ExpressionError(f"division by zero in {to_text(expr)}") from error
+        raise ExpressionError(f"a division by zero in {code}") from error
 
 
 def _run(code: tuple[int, ...], values: Sequence[int]) -> int:
@@ -225,7 +229,7 @@ def _run(code: tuple[int, ...], values: Sequence[int]) -> int:
             push(code[at + 1])
             at += 2
             continue
-        if op in _VARIADIC:
+        if op in VARIADIC:
             arity = code[at + 1]
             operands = stack[-arity:]
             del stack[-arity:]
@@ -268,36 +272,3 @@ def _bounded(value: int) -> int:
     if -_MAX_VALUE < value < _MAX_VALUE:
         return value
     raise ExpressionError("a value of more than 256 bits")
-
-
-_SIGNS: Final = {
-    ADD: " + ", MUL: "*", POW: "**", FLOORDIV: "//", MOD: " % ", PYTHONMOD: " % ", EQ: " == ", NE: " != ",
-    LT: " < ", LE: " <= ", GT: " > ", GE: " >= ", AND: " and ", OR: " or ",
-}  # fmt: skip
-
-
-def to_text(expr: Dim) -> str:
-    """Return the expression as people write it, symbols as s0, s1, ... Never parsed by anything."""
-    if not isinstance(expr, SymExpr):
-        return str(expr)
-    code = expr.code
-    stack: list[str] = []
-    at = 0
-    while at < len(code):
-        op = code[at]
-        if op in _LEAVES:
-            stack.append(f"s{code[at + 1]}" if op == SYMBOL else str(code[at + 1]))
-            at += 2
-            continue
-        arity = code[at + 1] if op in _VARIADIC else 1 if op in _UNARY else 2
-        operands = stack[-arity:]
-        del stack[-arity:]
-        if op in _SIGNS:
-            stack.append(f"({_SIGNS[op].join(operands)})")
-        elif op in _UNARY:
-            stack.append(f"{'-' if op == NEG else 'not '}{operands[0]}")
-        else:
-            stack.append(f"{Op(op).name.lower()}({', '.join(operands)})")
-        at += 2 if op in _VARIADIC else 1
-    text = stack[0]
-    return text[1:-1] if text.startswith("(") and text.endswith(")") and op in _SIGNS else text

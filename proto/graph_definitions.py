@@ -31,10 +31,11 @@ class DefinitionReader:
         self._expressions: list[SymExpr] = []
         self._expression_set: set[SymExpr] = set()
         self._metas: list[Meta] = []
-        self._meta_set: set[Meta] = set()
+        self._meta_keys: set[tuple[object, ...]] = set()
+        self._meta_shapes: list[tuple[int, int]] = []  # depth and number of parts of each meta
         self._symbols_defined = 0
         self._symbols_seen = 0
-        self._symbol_uses = 0
+        self._code_read = 0
 
     def _integer(self, token: int) -> int:
         if token > MAX_TOKEN_64:
@@ -120,6 +121,8 @@ class DefinitionReader:
     def _expression(self, boolean: bool = False) -> tuple[SymExpr, list[int]]:
         """Read and check code, and return it with its symbols in the order of their use."""
         length = self._count("integers in an expression", MAX_CODE)
+        self._code_read += length
+        self._bounded(self._code_read, "integers in all expressions", self._limits.expression_code)
         expression = SymExpr(tuple([unzigzag(self._next()) for _ in range(length)]))
         try:
             symbols = check(expression, self._symbols_defined, boolean=boolean)
@@ -127,46 +130,54 @@ class DefinitionReader:
             raise form.malformed(f"an expression: {error}") from error
         if not symbols:
             raise form.malformed("an expression without a symbol: it is a constant")
-        self._symbol_uses += len(symbols)
-        self._bounded(self._symbol_uses, "uses of symbols", self._limits.symbol_uses)
         return expression, symbols
 
-    def _meta(self, number: int | None = None, depth: int = 1) -> Meta:
-        """Read a meta, whose number is read already when it is given."""
-        if number is None:
-            number = self._next()
+    def _meta(self, token: int, depth: int = 1) -> int:
+        """Read the meta that `token` begins and return its number, which is above 0."""
         metas = self._metas
-        if number:
-            if number > len(metas):
-                raise form.malformed(f"meta {number} of {len(metas)}")
-            return metas[number - 1]
-        if depth > self._limits.meta_depth + 1:
-            raise form.too_large("levels of nested results", depth - 1, self._limits.meta_depth)
-        meta = self._meta_definition(depth)
-        if meta in self._meta_set:
+        if token:
+            if token > len(metas):
+                raise form.malformed(f"meta {token} of {len(metas)}")
+            return token
+        meta, key, shape = self._meta_definition(depth)
+        if key in self._meta_keys:
             raise form.malformed("a second definition of a meta")
-        self._bounded(len(metas) + 1, "metas", self._limits.metas)
-        self._meta_set.add(meta)
+        self._meta_keys.add(key)
+        self._meta_shapes.append(shape)
         metas.append(meta)
-        return meta
+        return self._bounded(len(metas), "metas", self._limits.metas)
 
-    def _meta_definition(self, depth: int) -> Meta:
+    def _meta_definition(self, depth: int) -> tuple[Meta, tuple[object, ...], tuple[int, int]]:
+        """Return a meta, what tells it from others, and its depth and number of parts.
+
+        Metas are told apart by the numbers and identities of their parts: hashing by value would let a few
+        bytes that name a large part again and again cost what it costs to hash that part.
+        """
         kind = self._next()
         if kind == form.META_TENSOR:
-            return self._tensor_meta()
+            tensor = self._tensor_meta()
+            dims = map(_dim_key, (*tensor.size, *tensor.stride, tensor.storage_offset))
+            key = (kind, tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, *dims)
+            return tensor, key, (0, 1)
         if kind == form.META_SYM:
-            return SymMeta(self._dim(signed=True))
+            value = self._dim(signed=True)
+            return SymMeta(value), (kind, _dim_key(value)), (0, 1)
         if kind == form.META_OTHER:
             name = self._string()
             if name not in targets.OTHER_METAS:
                 raise form.malformed(f"{name!r} is no kind of meta")
-            return OtherMeta(name)
-        if kind == form.META_TUPLE:
-            if depth > self._limits.meta_depth:
-                raise form.too_large("levels of nested results", depth, self._limits.meta_depth)
-            count = self._count("results", self._limits.results)
-            return tuple([self._meta(None, depth + 1) for _ in range(count)])
-        raise form.malformed(f"kind of meta {kind}")
+            return OtherMeta(name), (kind, name), (0, 1)
+        if kind != form.META_TUPLE:
+            raise form.malformed(f"kind of meta {kind}")
+        self._bounded(depth, "levels of nested results", self._limits.meta_depth)
+        count = self._count("results", self._limits.results)
+        numbers = [self._meta(self._next(), depth + 1) for _ in range(count)]
+        shapes = [self._meta_shapes[number - 1] for number in numbers]
+        # A part that is named by its number brings its own depth and size.
+        depth = 1 + max([shape[0] for shape in shapes], default=0)
+        self._bounded(depth, "levels of nested results", self._limits.meta_depth)
+        size = self._bounded(1 + sum(shape[1] for shape in shapes), "results", self._limits.results)
+        return tuple([self._metas[number - 1] for number in numbers]), (kind, *numbers), (depth, size)
 
     def _tensor_meta(self) -> TensorMeta:
         dtype, layout, device = self._string(), self._string(), self._string()
@@ -179,3 +190,8 @@ class DefinitionReader:
         size = tuple([self._dim() for _ in range(rank)])
         stride = tuple([self._dim() for _ in range(rank)])
         return TensorMeta(dtype, device, size, stride, self._dim(), bool(requires_grad), layout)
+
+
+def _dim_key(dim: Dim) -> int:
+    """Return an integer that only the same size has. Equal expressions are one object here."""
+    return dim if isinstance(dim, int) else id(dim) + (1 << 64)

@@ -147,7 +147,7 @@ class _Reader(ArgumentReader):
                 alias_counts.append(0)
             if alias_group:
                 alias_counts[alias_group - 1] += 1
-            meta = self._meta()
+            meta = self._metas[self._meta(self._next()) - 1]
             if not isinstance(meta, TensorMeta | SymMeta):
                 raise form.malformed(f"input {number} is neither a tensor nor a symbolic integer")
             inputs.append(Input(meta, role, alias_group))
@@ -182,7 +182,7 @@ class _Reader(ArgumentReader):
             count = take()
             kwargs = self._kwargs(count) if count else ()
             token = take()
-            meta = metas[token - 1] if 0 < token <= len(metas) else self._meta(token)
+            meta = metas[(token if 0 < token <= len(metas) else self._meta(token)) - 1]
             nodes.append(Node(kind, target, args, kwargs, meta))
             refs.append(Ref(len(refs)))
         return tuple(nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from fuse_cache.proto import graph_format as form
 from fuse_cache.proto.expression import SymExpr
@@ -52,7 +52,7 @@ class _Writer:
         self._floats: dict[int, int] = {}
         self._expressions: dict[SymExpr, int] = {}
         self._targets: dict[tuple[int, str], int] = {}
-        self._metas: dict[Meta, int] = {}
+        self._metas: dict[Hashable, int] = {}
         self._meta_ids: dict[
             int, int
         ] = {}  # by identity, since hashing a meta costs 2 us; the graph keeps them alive
@@ -224,8 +224,8 @@ class _Writer:
         self._tokens.extend([self._integer(int(part)) for part in expression.code])
 
     def _meta(self, meta: Meta, depth: int = 1) -> None:
-        number = self._meta_ids.get(id(meta)) or self._metas.get(meta)
-        if number is not None:
+        number = self._meta_ids.get(id(meta)) or self._metas.get(self._meta_key(meta), 0)
+        if number:
             self._emit(number)
             self._meta_ids[id(meta)] = number
             return
@@ -258,4 +258,16 @@ class _Writer:
         else:
             emit(form.META_OTHER)
             self._string(meta.kind)
-        self._metas[meta] = self._meta_ids[id(meta)] = len(self._metas) + 1
+        self._metas[self._meta_key(meta)] = self._meta_ids[id(meta)] = len(self._metas) + 1
+
+    def _meta_key(self, meta: Meta) -> Hashable:
+        """Return what tells a meta from others: itself, or the numbers of its parts.
+
+        Hashing several results by value would cost what all parts cost, for every few bytes that name them.
+        A part that is not defined yet has the number 0, which is in no key of the table.
+        """
+        if not isinstance(meta, tuple):
+            return meta
+        return tuple(
+            [self._meta_ids.get(id(part)) or self._metas.get(self._meta_key(part), 0) for part in meta]
+        )

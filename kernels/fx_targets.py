@@ -1,7 +1,7 @@
 """The closed table of proto/targets.py as callables, both ways: name -> function and function -> name.
 
-No name from outside is walked: it is looked up in the table, or is an operator whose three parts the table's syntax
-check has taken apart.
+No name from outside is walked: it is looked up in the table, or is an operator whose three parts the syntax
+check of that table has taken apart.
 """
 
 from __future__ import annotations

@@ -1,0 +1,307 @@
+"""Plain data back to an FX graph that Inductor compiles, in a process that never traced the model.
+
+The graph gets fresh symbols, and every node the fake value that torch computes for it here. Nothing that came
+with the request is evaluated, imported or looked up by a walk of attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import sympy
+import torch
+import torch.fx.experimental._config as symbolic_config
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx import Node as FxNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from fuse_cache.kernels.fx_targets import DTYPES, LAYOUTS, MEMORY_FORMATS, UnknownTarget, operator_of, resolve
+from fuse_cache.proto.expression import Dim, evaluate
+from fuse_cache.proto.graph import (
+    Argument,
+    Device,
+    Dtype,
+    Graph,
+    Group,
+    Input,
+    Layout,
+    Level,
+    MemoryFormat,
+    Meta,
+    NodeKind,
+    Ref,
+    Role,
+    Symbol,
+    SymMeta,
+    TensorMeta,
+)
+from fuse_cache.proto.request import Range
+from fuse_cache.server.worker.protocol import BuildFailed
+from fuse_cache.server.worker.sizes import Size, Sizes, fresh_sizes
+
+_STAGE: Final = "rebuild"
+_STATIC_INPUT: Final = {"_dynamo_static_input_type": "unguarded"}
+
+
+class OpMissing(BuildFailed):
+    """The graph calls an operator that this worker does not have."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__("OP_MISSING", message, stage=_STAGE)
+        self.name = name
+
+
+class SchemaMismatch(BuildFailed):
+    """The worker's operator of that name is another one than the client's."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__("OP_MISSING", message, stage=_STAGE)
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A graph ready for `standalone_compile(gm, example_inputs, dynamic_shapes="from_graph")`.
+
+    `example_inputs` are the placeholders' own fake values: others would fix the sizes. Compile it under
+    `size_oblivious()`, as it was rebuilt.
+    """
+
+    gm: GraphModule
+    example_inputs: list[Any]
+    fake_mode: FakeTensorMode
+    shape_env: ShapeEnv
+    symbols: tuple[
+        sympy.Symbol | int, ...
+    ]  # by number; int: the range leaves one value, which is compiled in
+    bounds: tuple[Symbol, ...]  # by number: the sizes that the compiled code covers
+    hints: tuple[int, ...]  # by number: example sizes that fit together
+
+
+def size_oblivious() -> Any:
+    """Return a context in which torch treats sizes 0 and 1 like others, as the client does when it traces."""
+    config: Any = symbolic_config
+    return config.patch(backed_size_oblivious=True)
+
+
+def rebuild(graph: Graph, request_range: Range) -> Rebuilt:
+    """Make the FX graph that `graph` describes, with the sizes that `request_range` bounds.
+
+    Raises:
+        OpMissing: an operator is not registered here; import the module that does (`op_modules`).
+        SchemaMismatch: it is registered with another schema, or computes other shapes than the client's.
+        BuildFailed: the range does not fit the graph, or torch refuses a call of it.
+    """
+    _check_schemas(graph)
+    with size_oblivious(), torch.no_grad():
+        sizes = fresh_sizes(graph, request_range)
+        fake_mode = FakeTensorMode(shape_env=sizes.shape_env, allow_non_fake_inputs=True)
+        with fake_mode:
+            example_inputs = _fake_inputs(graph.inputs, sizes)
+        gm = _build(graph, example_inputs)
+        with fake_mode:
+            _Propagator(gm, graph, sizes).run(*example_inputs)
+    return Rebuilt(gm, example_inputs, fake_mode, sizes.shape_env, sizes.symbols, sizes.bounds, sizes.hints)
+
+
+def _check_schemas(graph: Graph) -> None:
+    for sent in graph.op_schemas:
+        try:
+            op = operator_of(sent.name)
+        except UnknownTarget as error:
+            raise OpMissing(
+                sent.name, f"{error}: the daemon must import the module that registers it"
+            ) from error
+        here = str(op._schema)
+        if here != sent.schema:
+            raise SchemaMismatch(
+                sent.name, f"operator {sent.name}: the client has {sent.schema}, the worker {here}"
+            )
+        tags = tuple(sorted(tag.name for tag in op.tags))
+        if tags != sent.tags:
+            raise SchemaMismatch(
+                sent.name, f"operator {sent.name}: the client's tags are {sent.tags}, the worker's {tags}"
+            )
+
+
+def _fake_inputs(inputs: Sequence[Input], sizes: Sizes) -> list[Any]:
+    """Make the fake values of the inputs. Inputs of one alias group are made in one storage."""
+    storages: dict[int, Any] = {}
+    return [_fake_input(entry, sizes, storages, inputs) for entry in inputs]
+
+
+def _fake_input(entry: Input, sizes: Sizes, storages: dict[int, Any], inputs: Sequence[Input]) -> Any:
+    meta = entry.meta
+    if isinstance(meta, SymMeta):
+        return sizes.size(meta.value)
+    size = [sizes.size(dim) for dim in meta.size]
+    stride = [sizes.size(dim) for dim in meta.stride]
+    offset = sizes.size(meta.storage_offset)
+    dtype, device = DTYPES[meta.dtype], torch.device(meta.device)
+    tensor: Tensor
+    if not entry.alias_group and meta.storage_offset == 0:
+        tensor = torch.empty_strided(size, stride, dtype=dtype, device=device)
+    else:
+        storage = storages.get(entry.alias_group) if entry.alias_group else None
+        if storage is None:
+            group = [
+                other for other in inputs if other is entry or 0 < other.alias_group == entry.alias_group
+            ]
+            elements = max((_extent(other.meta, sizes) for other in group), key=_hint)
+            storage = torch.empty(elements, dtype=dtype, device=device).untyped_storage()
+            storages[entry.alias_group] = storage
+        tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, offset, size, stride)
+    if entry.role is Role.PARAMETER:
+        return torch.nn.Parameter(tensor, requires_grad=meta.requires_grad)
+    return tensor
+
+
+def _extent(meta: TensorMeta | SymMeta, sizes: Sizes) -> Size:
+    """Return how many elements the storage of a tensor holds up to the tensor's last."""
+    assert isinstance(meta, TensorMeta)
+    last: Size = sizes.size(meta.storage_offset)
+    for dim, stride in zip(meta.size, meta.stride, strict=True):
+        last = last + (sizes.size(dim) - 1) * sizes.size(stride)
+    return last + 1
+
+
+def _hint(size: Size) -> int:
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    assert isinstance(hint, int)
+    return hint
+
+
+def _build(graph: Graph, example_inputs: Sequence[Any]) -> GraphModule:
+    fx_graph = torch.fx.Graph()
+    values: list[FxNode] = []
+    for number, (entry, value) in enumerate(zip(graph.inputs, example_inputs, strict=True)):
+        node = fx_graph.placeholder(f"input{number}")
+        _keep(node, value, graph.level)
+        if entry.role in (Role.PARAMETER, Role.BUFFER):
+            node.meta["tensor_dict"] = dict(_STATIC_INPUT)
+        values.append(node)
+    for call in graph.nodes:
+        args = tuple(_argument(argument, values) for argument in call.args)
+        kwargs = {name: _argument(argument, values) for name, argument in call.kwargs}
+        if call.kind is NodeKind.METHOD:
+            values.append(fx_graph.call_method(call.target, args, kwargs))
+            continue
+        try:
+            target = resolve(call.target)
+        except UnknownTarget as error:
+            raise OpMissing(call.target, str(error)) from error
+        values.append(fx_graph.call_function(target, args, kwargs))
+    fx_graph.output(tuple(_argument(argument, values) for argument in graph.outputs))
+    return GraphModule({}, fx_graph)
+
+
+def _argument(argument: Argument, values: Sequence[FxNode]) -> Any:
+    if isinstance(argument, Ref):
+        return values[argument.value]
+    if isinstance(argument, tuple | list):
+        return type(argument)(_argument(part, values) for part in argument)
+    if isinstance(argument, dict):
+        return {name: _argument(part, values) for name, part in argument.items()}
+    if isinstance(argument, slice):
+        return slice(*(_argument(part, values) for part in (argument.start, argument.stop, argument.step)))
+    if isinstance(argument, Dtype):
+        return DTYPES[argument.name]
+    if isinstance(argument, Device):
+        return torch.device(argument.type)
+    if isinstance(argument, MemoryFormat):
+        return MEMORY_FORMATS[argument.name]
+    if isinstance(argument, Layout):
+        return LAYOUTS[argument.name]
+    if isinstance(argument, Group):
+        return argument.name
+    return argument
+
+
+def _keep(node: FxNode, value: Any, level: Level) -> None:
+    """Keep a node's fake value where AOTAutograd and Inductor look for it."""
+    node.meta["example_value"] = value
+    if level is Level.ATEN:
+        node.meta["val"] = value
+
+
+class _Propagator(torch.fx.Interpreter):
+    """Computes the fake value of every node, and compares those of custom operators with the client's."""
+
+    def __init__(self, gm: GraphModule, graph: Graph, sizes: Sizes) -> None:
+        super().__init__(gm)
+        self._level = graph.level
+        self._hints = sizes.hints
+        self._custom = {schema.name for schema in graph.op_schemas}
+        calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
+        self._sent = dict(zip(calls, graph.nodes, strict=True))
+
+    def run_node(self, n: FxNode) -> Any:
+        sent = self._sent.get(n)
+        try:
+            value = super().run_node(n)
+        except Exception as error:
+            what = n.op if sent is None else sent.target
+            raise BuildFailed(
+                "COMPILE_FAILED",
+                f"{what} refuses its arguments: {type(error).__name__}: {error}",
+                stage=_STAGE,
+            ) from error
+        if sent is not None:
+            if _is_value(value):
+                _keep(n, value, self._level)
+            if sent.target in self._custom:
+                difference = meta_difference(value, sent.meta, self._hints)
+                if difference:
+                    raise SchemaMismatch(
+                        sent.target, f"operator {sent.target} returns something else here: {difference}"
+                    )
+        return value
+
+
+def _is_value(value: object) -> bool:
+    """Say whether a graph may keep `value`: not a live object, which could not be copied with the graph."""
+    if isinstance(value, tuple | list):
+        return all(_is_value(part) for part in value)
+    return value is None or isinstance(
+        value, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool | str
+    )
+
+
+def meta_difference(value: object, sent: Meta, hints: Sequence[int]) -> str:
+    """Say how a fake value differs from what the client's torch computed, or "" when it does not."""
+    if isinstance(sent, tuple):
+        if not isinstance(value, tuple | list) or len(value) != len(sent):
+            return f"{type(value).__name__} instead of {len(sent)} results"
+        parts = (meta_difference(part, meta, hints) for part, meta in zip(value, sent, strict=True))
+        return next(filter(None, parts), "")
+    if isinstance(sent, TensorMeta):
+        if not isinstance(value, Tensor):
+            return f"{type(value).__name__} instead of a tensor"
+        pairs = (
+            ("dtype", value.dtype, DTYPES[sent.dtype]),
+            ("device", value.device.type, sent.device),
+            ("size", _hints_of(value.shape), _evaluated(sent.size, hints)),
+            ("stride", _hints_of(value.stride()), _evaluated(sent.stride, hints)),
+            ("offset", _hints_of([value.storage_offset()]), _evaluated([sent.storage_offset], hints)),
+        )
+        return next((f"{what} {here}, sent {there}" for what, here, there in pairs if here != there), "")
+    if isinstance(sent, SymMeta):
+        if not isinstance(value, int | torch.SymInt):
+            return f"{type(value).__name__} instead of a size"
+        here, there = _hint(value), evaluate(sent.value, hints)
+        return "" if here == there else f"{here}, sent {there}"
+    return ""
+
+
+def _hints_of(sizes: Sequence[Size]) -> list[int]:
+    return [_hint(size) for size in sizes]
+
+
+def _evaluated(dims: Sequence[Dim], hints: Sequence[int]) -> list[int]:
+    return [evaluate(dim, hints) for dim in dims]

@@ -25,9 +25,10 @@ FINGERPRINT_COMMAND = (sys.executable, "-P", "-m", "fuse_cache.passes.fingerprin
 FINGERPRINT_S = 60.0
 _CONTEXT = "fuse-cache 2026 epoch v1"
 # These carry packets between processes and start them; they cannot change what is built.
-_PLUMBING = frozenset(
-    {"forkserver.py", "link.py", "pool.py", "processes.py", "supervisor.py", "validator.py", "__init__.py"}
-)
+_PLUMBING = frozenset({
+    "__init__.py", "checked.py", "forkserver.py", "link.py", "pool.py", "processes.py", "protocol.py",
+    "supervisor.py", "validator.py",
+})  # fmt: skip
 _FOLDERS = ("proto", "server", "passes", "kernels")
 _BUILD_FOLDERS = ("passes", "kernels", os.path.join("server", "worker"))
 

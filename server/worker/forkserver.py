@@ -20,6 +20,7 @@ import socket
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, cast
 
@@ -30,8 +31,10 @@ from fuse_cache.server.worker.protocol import (
     MAX_MESSAGE_CHARS,
     Build,
     BuildFailed,
+    Built,
     encode_event,
     read_job,
+    read_seed_job,
     write_built,
     write_failure,
 )
@@ -42,12 +45,18 @@ WORKER_NICENESS = 5  # Lookups go before compilations on a busy machine.
 
 def load_entry(entry: str) -> Build:
     """Import `module:function` and let the module load what its builds will need."""
-    module_name, _, function_name = entry.partition(":")
-    module = importlib.import_module(module_name)
-    preload = getattr(module, "preload", None)
+    function = load_function(entry)
+    preload = getattr(sys.modules[entry.partition(":")[0]], "preload", None)
     if preload is not None:
         preload()
-    return cast(Build, getattr(module, function_name))
+    return cast(Build, function)
+
+
+def load_function(entry: str) -> Callable[..., object]:
+    """Import the function that `module:function` names."""
+    module_name, _, function_name = entry.partition(":")
+    function: Callable[..., object] = getattr(importlib.import_module(module_name), function_name)
+    return function
 
 
 class ForkServer:
@@ -140,7 +149,13 @@ def run_build(build: Build, folder: Path, events_fd: int) -> int:
             os.write(events_fd, encode_event(next_stage, detail))
 
     try:
-        write_built(folder, build(read_job(folder), emit))
+        seed = read_seed_job(folder)
+        if seed is not None:
+            entry, seed_dir, target = seed
+            load_function(entry)(seed_dir, (target,))
+            write_built(folder, Built(content=b"seed"))
+        else:
+            write_built(folder, build(read_job(folder), emit))
         return EXIT_BUILT
     except BuildFailed as failure:
         traceback.print_exc()

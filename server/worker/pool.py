@@ -9,13 +9,13 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+from fuse_cache.server.worker.checked import ProtocolError
 from fuse_cache.server.worker.link import Ended, Loading, SupervisorLink
 from fuse_cache.server.worker.protocol import (
     EXIT_BUILT,
     EXIT_FAILED,
     MAX_EVENT_BYTES,
     Built,
-    ProtocolError,
     decode_event,
     read_built,
     read_failure,

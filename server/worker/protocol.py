@@ -3,6 +3,7 @@
 The worker is not trusted: nothing is pickled, every field is checked on the way back, sizes are bounded.
 
     <dir>/graph, <dir>/request, <dir>/job.json      daemon -> worker
+    <dir>/seed.json                                 instead of these, for a job that makes a seed
     <dir>/content, <dir>/built.json                 worker -> daemon, when it exits with EXIT_BUILT
     <dir>/failure.json                              worker -> daemon, when it exits with EXIT_FAILED
     <dir>/tmp, <dir>/inductor, <dir>/triton         the worker's own
@@ -11,17 +12,17 @@ The worker is not trusted: nothing is pickled, every field is checked on the way
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypedDict
 
+from fuse_cache.server.worker.checked import ProtocolError, count, flag, number, objects, read_object, text
+
 EXIT_BUILT = 0
 EXIT_FAILED = 3  # failure.json says why. Any other status, or a signal, is a death.
 
 MAX_EVENT_BYTES = 2048  # A pipe write of up to PIPE_BUF (4096) is atomic, so lines never mix.
-MAX_REPORT_BYTES = 16 * 1024 * 1024  # built.json: 100 passes and 10,000 near misses of 1 KiB each, and room.
 MAX_MESSAGE_CHARS = 4000  # Of a failure; a C++ compiler's output can be megabytes.
 
 # What a build tells while it runs: a stage ("rebuild", "passes", "inductor", "seal") and a detail for people.
@@ -93,10 +94,6 @@ class BuildFailed(Exception):
 Build: TypeAlias = Callable[[Job, Emit], Built]
 
 
-class ProtocolError(ValueError):
-    """A file or a line of the other side is not what this module writes."""
-
-
 def write_job_files(
     folder: Path,
     *,
@@ -113,6 +110,20 @@ def write_job_files(
         "seed_dir": None if seed_dir is None else str(seed_dir),
     }
     (folder / "job.json").write_text(json.dumps(header))
+
+
+def write_seed_job(folder: Path, *, entry: str, seed_dir: Path, target: str) -> None:
+    """Write a job that makes a seed: `entry` is called with the folder to fill and a tuple of one target."""
+    (folder / "seed.json").write_text(json.dumps({"entry": entry, "dir": str(seed_dir), "target": target}))
+
+
+def read_seed_job(folder: Path) -> tuple[str, Path, str] | None:
+    """Return entry, folder to fill and target, or None when this is a compilation."""
+    try:
+        order = json.loads((folder / "seed.json").read_text())
+    except FileNotFoundError:
+        return None
+    return str(order["entry"]), Path(order["dir"]), str(order["target"])
 
 
 def read_job(folder: Path) -> Job:
@@ -155,7 +166,7 @@ def read_built(folder: Path, *, max_content_bytes: int) -> Built:
     Raises:
         ProtocolError: a file is missing, too large or not of the form.
     """
-    report = _read_object(folder / "built.json")
+    report = read_object(folder / "built.json")
     content_path = folder / "content"
     try:
         size_bytes = content_path.stat().st_size
@@ -166,11 +177,11 @@ def read_built(folder: Path, *, max_content_bytes: int) -> Built:
         raise ProtocolError(f"the worker left no content: {error.strerror}") from error
     return Built(
         content=content,
-        passes=tuple(_record(item) for item in _objects(report, "passes")),
-        near_misses=tuple(_near_miss(item) for item in _objects(report, "near_misses")),
-        nodes=_count(report, "nodes"),
-        cudagraph_mode=_text(report, "cudagraph_mode"),
-        compile_seconds=_number(report, "compile_seconds"),
+        passes=tuple(_record(item) for item in objects(report, "passes")),
+        near_misses=tuple(_near_miss(item) for item in objects(report, "near_misses")),
+        nodes=count(report, "nodes"),
+        cudagraph_mode=text(report, "cudagraph_mode"),
+        compile_seconds=number(report, "compile_seconds"),
     )
 
 
@@ -191,12 +202,12 @@ def read_failure(folder: Path) -> BuildFailed:
     Raises:
         ProtocolError: the file is missing or not of the form.
     """
-    report = _read_object(folder / "failure.json")
+    report = read_object(folder / "failure.json")
     return BuildFailed(
-        _text(report, "reason"),
-        _text(report, "message")[:MAX_MESSAGE_CHARS],
-        stage=_text(report, "stage"),
-        deterministic=_flag(report, "deterministic"),
+        text(report, "reason"),
+        text(report, "message")[:MAX_MESSAGE_CHARS],
+        stage=text(report, "stage"),
+        deterministic=flag(report, "deterministic"),
     )
 
 
@@ -225,72 +236,23 @@ def decode_event(line: bytes) -> tuple[str, str]:
     return stage, detail
 
 
-def _read_object(path: Path) -> dict[str, object]:
-    try:
-        if path.stat().st_size > MAX_REPORT_BYTES:
-            raise ProtocolError(f"{path.name} is larger than {MAX_REPORT_BYTES} bytes")
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ProtocolError(f"the worker left no {path.name}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"{path.name} is not JSON") from error
-    if not isinstance(value, dict):
-        raise ProtocolError(f"{path.name} is not an object")
-    return value
-
-
-def _objects(report: dict[str, object], name: str) -> list[dict[str, object]]:
-    value = report.get(name)
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ProtocolError(f"{name} is not a list of objects")
-    return value
-
-
 def _record(item: dict[str, object]) -> PassRecord:
     return PassRecord(
-        name=_text(item, "name"),
-        on=_flag(item, "on"),
-        reason=_text(item, "reason", ""),
-        candidates=_count(item, "candidates", 0),
-        matches=_count(item, "matches", 0),
-        milliseconds=_number(item, "milliseconds", 0.0),
-        bytes_saved=_count(item, "bytes_saved", 0),
-        is_fusion=_flag(item, "is_fusion", False),
+        name=text(item, "name"),
+        on=flag(item, "on"),
+        reason=text(item, "reason", ""),
+        candidates=count(item, "candidates", 0),
+        matches=count(item, "matches", 0),
+        milliseconds=number(item, "milliseconds", 0.0),
+        bytes_saved=count(item, "bytes_saved", 0),
+        is_fusion=flag(item, "is_fusion", False),
     )
 
 
 def _near_miss(item: dict[str, object]) -> NearMiss:
     return NearMiss(
-        pass_name=_text(item, "pass_name"),
-        reason=_text(item, "reason"),
-        node=_text(item, "node", ""),
-        detail=_text(item, "detail", ""),
+        pass_name=text(item, "pass_name"),
+        reason=text(item, "reason"),
+        node=text(item, "node", ""),
+        detail=text(item, "detail", ""),
     )
-
-
-def _text(item: dict[str, object], name: str, default: str | None = None) -> str:
-    value = item.get(name, default)
-    if not isinstance(value, str):
-        raise ProtocolError(f"{name} is not a text")
-    return value
-
-
-def _flag(item: dict[str, object], name: str, default: bool | None = None) -> bool:
-    value = item.get(name, default)
-    if not isinstance(value, bool):
-        raise ProtocolError(f"{name} is not true or false")
-    return value
-
-
-def _count(item: dict[str, object], name: str, default: int | None = None) -> int:
-    value = item.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise ProtocolError(f"{name} is not a count")
-    return value
-
-
-def _number(item: dict[str, object], name: str, default: float | None = None) -> float:
-    value = item.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ProtocolError(f"{name} is not a number of at least 0")
-    return float(value)

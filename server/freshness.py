@@ -1,0 +1,78 @@
+"""Notices that the disk no longer holds what this daemon's keys say, and makes a new epoch of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from fuse_cache.server.epoch import Epoch, EpochError, Stamps, take_epoch, take_stamps
+
+log = logging.getLogger(__name__)
+
+PERIOD_S = 2.0  # Between two looks while nobody compiles; every compilation looks before and after.
+
+
+class Freshness:
+    """Holds the current epoch. `look` is cheap while nothing changes: 200 calls of stat in a thread."""
+
+    def __init__(
+        self, epoch: Epoch, stamps: Stamps, root: Path, *, memo: Path, on_change: Callable[[], None]
+    ) -> None:
+        """Start from an epoch that belongs to `stamps`. `on_change` is called when workers must load anew."""
+        self.epoch = epoch
+        self.problem = ""  # Why this daemon should be restarted or reinstalled; shown as DEGRADED.
+        self._stamps = stamps
+        self._started_with = stamps.own
+        self._root = root
+        self._memo = memo
+        self._on_change = on_change
+        self._lock = asyncio.Lock()  # One look at a time.
+
+    async def look(self) -> Epoch:
+        """Return the epoch of what is on the disk now.
+
+        One that cannot be told (an upgrade is under way) leaves the last one, and a problem.
+        """
+        asked_s = time.monotonic()
+        async with self._lock:
+            # Whoever waited for another's look that began after he asked needs none of his own.
+            if self._looked_s < asked_s:
+                began_s = time.monotonic()
+                await self._look()
+                self._looked_s = began_s
+        return self.epoch
+
+    _looked_s = float("-inf")
+
+    async def _look(self) -> None:
+        try:
+            stamps = await asyncio.to_thread(take_stamps, self._root)
+            if stamps != self._stamps:
+                epoch = await asyncio.to_thread(
+                    take_epoch, stamps, self._root, op_modules=self.epoch.op_modules, memo=self._memo
+                )
+                build_changed = (stamps.build, stamps.toolchain) != (
+                    self._stamps.build,
+                    self._stamps.toolchain,
+                )
+                self._stamps = stamps
+                log.warning("sources changed", extra={"epoch": epoch.name, "was": self.epoch.name})
+                self.epoch = epoch
+                if build_changed:
+                    self._on_change()
+        except (EpochError, OSError, ValueError) as error:
+            self.problem = str(error)
+        else:
+            changed = stamps.own != self._started_with
+            self.problem = "this daemon's own code changed on disk: restart it" if changed else ""
+
+    async def watch(self) -> None:
+        """Look again and again, until cancelled."""
+        with contextlib.suppress(asyncio.CancelledError):
+            while True:
+                await asyncio.sleep(PERIOD_S)
+                await self.look()

@@ -1,0 +1,66 @@
+"""Seeds: precompiled headers per toolchain and target that workers start from, made once and then only read.
+
+Without one, a first compilation spends 6 to 10 s on a header; with one, a link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from blake3 import blake3
+
+from fuse_cache.server.epoch import Epoch
+from fuse_cache.server.spool import WorkFolder
+from fuse_cache.server.worker.pool import WorkerError, WorkerPool
+from fuse_cache.server.worker.protocol import write_seed_job
+
+log = logging.getLogger(__name__)
+
+_COMPLETE = "complete"
+
+
+class Seeds:
+    """Knows the seed folder of each target, and has the missing ones made by a worker."""
+
+    def __init__(self, base: Path, work: WorkFolder, pool: WorkerPool, entry: str) -> None:
+        """Keep seeds below `base`. `entry` is the `module:function` that makes one; "" turns seeds off."""
+        self._base = base
+        self._work = work
+        self._pool = pool
+        self._entry = entry
+        self._tasks: dict[Path, asyncio.Task[Path | None]] = {}
+
+    async def ready(self, epoch: Epoch, target: str) -> Path | None:
+        """Return the seed folder of a target, made now if need be; None: compile without."""
+        if not self._entry:
+            return None
+        parts = (epoch.toolchain.torch_fingerprint, epoch.worker_sources, target.encode())
+        folder = self._base / blake3(b"\0".join(parts)).hexdigest()[:16]
+        if folder not in self._tasks:
+            self._tasks[folder] = asyncio.create_task(self._make(folder, target))
+        return await asyncio.shield(self._tasks[folder])
+
+    async def close(self) -> None:
+        """Stop making."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _make(self, folder: Path, target: str) -> Path | None:
+        if (folder / _COMPLETE).exists():
+            return folder
+        job_folder = self._work.new_folder("seed")
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_seed_job(job_folder, entry=self._entry, seed_dir=folder, target=target)
+            await self._pool.run(job_folder.name, job_folder, lambda stage, detail: None)
+            (folder / _COMPLETE).touch()
+        except (WorkerError, OSError) as error:
+            # A compilation makes its own header then: slower, not wrong.
+            log.warning("no seed", extra={"target": target, "why": str(error)[:500]})
+            return None
+        finally:
+            await self._work.remove(job_folder)
+        return folder

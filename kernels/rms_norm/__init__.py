@@ -1,0 +1,1 @@
+"""RMSNorm over the last dimension, with the graph's own roundings as attributes."""

@@ -1,0 +1,1 @@
+"""RMSNorm and the quantisation of its result in one operator."""

@@ -1,0 +1,119 @@
+"""Which values of a graph share storage, and which nodes write to it."""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+
+# Their schema does not say so, but they return their input's storage.
+_UNDECLARED_VIEWS = frozenset({torch.ops.aten._unsafe_view.default})
+# Operators of higher order that are functions of their arguments. Any other is taken to write to all that it
+# is given.
+_FUNCTIONAL_HIGHER_ORDER = frozenset(
+    {"auto_functionalized", "auto_functionalized_v2", "triton_kernel_wrapper_functional"}
+)
+
+
+class Aliasing:
+    """The storages of one graph, as it is now.
+
+    Two nodes have the same `root` if one may be a view of the other. Built anew after a graph changed.
+    """
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._parent: dict[fx.Node, fx.Node] = {}
+        self._position = {node: place for place, node in enumerate(graph.nodes)}
+        self._last_write: dict[fx.Node, int] = {}
+        by_storage: dict[StorageWeakRef, fx.Node] = {}
+        written: list[tuple[fx.Node, fx.Node]] = []
+        for node in graph.nodes:
+            aliased, mutated = argument_effects(node)
+            for argument in aliased:
+                self._join(node, argument)
+            written.extend((node, argument) for argument in mutated)
+            if (storage := _storage(node)) is not None:
+                self._join(node, by_storage.setdefault(storage, node))
+        for writer, argument in written:
+            root = self.root(argument)
+            self._last_write[root] = max(self._last_write.get(root, -1), self._position[writer])
+        self._members: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+        for node in graph.nodes:
+            self._members[self.root(node)].append(node)
+
+    def root(self, node: fx.Node) -> fx.Node:
+        """Return the node that stands for this node's storage."""
+        while (parent := self._parent.get(node, node)) is not node:
+            node = parent
+        return node
+
+    def members(self, node: fx.Node) -> list[fx.Node]:
+        """Return every node that may share storage with this one, itself included."""
+        return self._members[self.root(node)]
+
+    def is_written(self, node: fx.Node, after: fx.Node | None = None) -> bool:
+        """Return whether anything writes to the node's storage, at all or behind the node `after`."""
+        last = self._last_write.get(self.root(node), -1)
+        return last > (-1 if after is None else self._position[after])
+
+    def _join(self, one: fx.Node, other: fx.Node) -> None:
+        one, other = self.root(one), self.root(other)
+        if one is not other:
+            self._parent[one] = other
+
+
+def writes(node: fx.Node) -> bool:
+    """Return whether the node changes any of its arguments."""
+    return bool(argument_effects(node)[1])
+
+
+def argument_effects(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
+    """Return the arguments that the result may alias, and the arguments that the node writes to."""
+    target = node.target
+    if node.op != "call_function" or not _may_hold_tensor(node):
+        return [], []
+    if target is operator.getitem:
+        return [node.all_input_nodes[0]], []
+    if isinstance(target, OpOverload):
+        return _schema_effects(node, target)
+    if isinstance(target, HigherOrderOperator) and target.__name__ in _FUNCTIONAL_HIGHER_ORDER:
+        return [], []
+    return list(node.all_input_nodes), list(node.all_input_nodes)
+
+
+def _schema_effects(node: fx.Node, target: OpOverload) -> tuple[list[fx.Node], list[fx.Node]]:
+    if target in _UNDECLARED_VIEWS:
+        return [node.all_input_nodes[0]], []
+    returned = set()
+    for result in target._schema.returns:
+        if result.alias_info is not None:
+            returned |= result.alias_info.before_set
+    aliased, mutated = [], []
+    for place, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is None:
+            continue
+        given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+        nodes: list[fx.Node] = []
+        fx.map_arg(given, nodes.append)
+        if argument.alias_info.before_set & returned:
+            aliased += nodes
+        if argument.alias_info.is_write:
+            mutated += nodes
+    return aliased, mutated
+
+
+def _may_hold_tensor(node: fx.Node) -> bool:
+    """Symbolic arithmetic has neither storage nor effect. A node without meta is taken for a tensor."""
+    value = node.meta.get("val", node)
+    return not isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _storage(node: fx.Node) -> StorageWeakRef | None:
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+        return StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call]  # torch has no types here
+    return None

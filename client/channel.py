@@ -79,7 +79,7 @@ class Endpoint:
         """Wait until the other side has answered on this channel once.
 
         Raises:
-            DaemonUnavailableError: refused, or no sign of life within `lookup_timeout_s`.
+            DaemonUnavailableError: refused, or no sign of life within `life_bound_s`.
         """
         channel = self.channel()
         alive, failed = self._alive, self._failed
@@ -98,7 +98,7 @@ class Endpoint:
 
         channel.subscribe(observe, try_to_connect=True)
         try:
-            _wait(settled, self._options.lookup_timeout_s)
+            _wait(settled, self._options.life_bound_s)
         finally:
             channel.unsubscribe(observe)
         if alive.is_set():
@@ -106,7 +106,7 @@ class Endpoint:
         if failed.is_set():
             raise DaemonUnavailableError(f"no daemon at {self.address}: the connection was refused")
         raise DaemonUnavailableError(
-            f"no sign of life from {self.address} within {self._options.lookup_timeout_s:g} s"
+            f"no sign of life from {self.address} within {self._options.life_bound_s:g} s"
         )
 
     def lost(self) -> None:
@@ -125,15 +125,16 @@ class Endpoint:
 
 
 def _wait(event: threading.Event, bound_s: float) -> None:
-    """Wait for `event` for `bound_s` of time that this machine could give, and for CONNECT_CAP_S at most.
+    """Wait for `event` for `bound_s` of time that this machine could give, and for `cap_s` at most.
 
     With r runnable threads on c cores, a healthy daemon here would get about c / r of the time it needs:
     waiting counts as much.
     """
+    cap_s = max(CONNECT_CAP_S, bound_s)
     start = last = time.monotonic()
     counted = 0.0
     while counted < bound_s:
-        left = min(_SLICE_S, bound_s - counted, max(0.0, CONNECT_CAP_S - (last - start)))
+        left = min(_SLICE_S, bound_s - counted, max(0.0, cap_s - (last - start)))
         if event.wait(left) or left == 0.0:
             return
         now = time.monotonic()

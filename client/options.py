@@ -94,6 +94,22 @@ class CompileOptions:
             return self.max_queue_s
         return self.compile_timeout_s if self.mode == "remote" else 2.0
 
+    @property
+    def life_bound_s(self) -> float:
+        """How long to wait for a sign of life. mode="remote" has nothing to fall back to, and more
+        patience."""
+        return max(self.lookup_timeout_s, 5.0) if self.mode == "remote" else self.lookup_timeout_s
+
+    @property
+    def answer_bound_s(self) -> float:
+        """How long to wait for the answer to a short call once the endpoint has shown life."""
+        return max(self.lookup_timeout_s, min(30.0, self.compile_timeout_s) if self.mode == "remote" else 2.0)
+
+    @property
+    def silence_bound_s(self) -> float:
+        """How long a stream may say nothing; the daemon sends an event at least once a second."""
+        return min(30.0, self.compile_timeout_s) if self.mode == "remote" else 5.0
+
 
 def _wrong(name: str, value: object, allowed: str) -> OptionError:
     return OptionError(f"option {name}={value!r} is wrong: use {allowed}")

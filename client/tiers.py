@@ -1,7 +1,8 @@
 """The client's own tiers: this process's memory, and a folder on this host. A hit costs no call.
 
-Keyed by request digest under the daemon's epoch. Both hold artifacts as they came; the folder is untrusted,
-so everything read from it is verified like something from the wire, and what fails is removed and is a miss.
+Keyed by request digest under a scope: the daemon's epoch and the namespace. Both hold artifacts as they came;
+the folder is untrusted, so everything read from it is verified like something from the wire, and what fails
+is removed and is a miss.
 """
 
 from __future__ import annotations
@@ -37,29 +38,29 @@ class MemoryTier:
         self._entries: OrderedDict[tuple[str, bytes], Artifact] = OrderedDict()
         self._bytes = 0
 
-    def get(self, epoch: str, request_digest: bytes) -> Artifact | None:
+    def get(self, scope: str, request_digest: bytes) -> Artifact | None:
         """Return the artifact, or None."""
         with self._lock:
-            artifact = self._entries.get((epoch, request_digest))
+            artifact = self._entries.get((scope, request_digest))
             if artifact is not None:
-                self._entries.move_to_end((epoch, request_digest))
+                self._entries.move_to_end((scope, request_digest))
             return artifact
 
-    def put(self, epoch: str, request_digest: bytes, artifact: Artifact) -> None:
+    def put(self, scope: str, request_digest: bytes, artifact: Artifact) -> None:
         """Keep the artifact; one larger than the tier is not kept."""
         with self._lock:
-            self._drop((epoch, request_digest))
+            self._drop((scope, request_digest))
             if len(artifact.content) > self._capacity_bytes:
                 return
-            self._entries[epoch, request_digest] = artifact
+            self._entries[scope, request_digest] = artifact
             self._bytes += len(artifact.content)
             while self._bytes > self._capacity_bytes:
                 self._drop(next(iter(self._entries)))
 
-    def delete(self, epoch: str, request_digest: bytes) -> None:
+    def delete(self, scope: str, request_digest: bytes) -> None:
         """Forget the artifact if it is there."""
         with self._lock:
-            self._drop((epoch, request_digest))
+            self._drop((scope, request_digest))
 
     def _drop(self, key: tuple[str, bytes]) -> None:
         artifact = self._entries.pop(key, None)
@@ -82,13 +83,13 @@ class DiskTier:
         self._lock = threading.Lock()
         self._bytes: int | None = None
 
-    def get(self, epoch: str, want: Want, checker: Callable[[], Checker]) -> Artifact | None:
+    def get(self, scope: str, want: Want, checker: Callable[[], Checker]) -> Artifact | None:
         """Return the verified artifact, or None.
 
         Raises:
             ArtifactRejectedError: there was one and it failed a check; it is gone now.
         """
-        path = self._path(epoch, want.request_digest)
+        path = self._path(scope, want.request_digest)
         try:
             size = path.stat().st_size
             data = path.read_bytes() if size <= CONTENT_BYTES + MANIFEST_BYTES + _HEADER_BYTES else b""
@@ -106,13 +107,13 @@ class DiskTier:
             os.utime(path)  # The mark of use that eviction goes by.
         return artifact
 
-    def put(self, epoch: str, request_digest: bytes, artifact: Artifact) -> None:
+    def put(self, scope: str, request_digest: bytes, artifact: Artifact) -> None:
         """Keep the artifact if the folder can be written."""
         signed = artifact.signed.SerializeToString()
         data = b"".join([_MAGIC, len(signed).to_bytes(4, "big"), signed, artifact.content])
         if len(data) > self._capacity_bytes:
             return
-        if write_whole(self._path(epoch, request_digest), data, room=self._folder):
+        if write_whole(self._path(scope, request_digest), data, room=self._folder):
             with self._lock:
                 if self._bytes is None:
                     self._bytes = sum(size for _, size, _ in self._files())
@@ -121,17 +122,17 @@ class DiskTier:
                 if self._bytes > self._capacity_bytes:
                     self._evict()
 
-    def delete(self, epoch: str, request_digest: bytes) -> None:
+    def delete(self, scope: str, request_digest: bytes) -> None:
         """Remove the artifact if it is there and can be removed."""
         with suppress(OSError):
-            self._path(epoch, request_digest).unlink()
+            self._path(scope, request_digest).unlink()
 
-    def _path(self, epoch: str, request_digest: bytes) -> Path:
-        # An epoch is the daemon's text: only its digest may become a path.
+    def _path(self, scope: str, request_digest: bytes) -> Path:
+        # A scope holds texts from outside: only its digest may become a path.
         return (
             self._folder
             / "artifacts"
-            / blake3(epoch.encode()).hexdigest()[:16]
+            / blake3(scope.encode()).hexdigest()[:16]
             / f"{request_digest.hex()}.fca"
         )
 

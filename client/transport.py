@@ -21,9 +21,6 @@ from fuse_cache.client.errors import DaemonRefusedError, DaemonUnavailableError
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.proto import compile_pb2 as wire
 
-ANSWER_S = 2.0  # for a unary call, once the endpoint has shown life
-EVENT_SILENCE_S = 5.0  # the daemon sends an event at least once a second
-FETCH_SILENCE_S = 5.0
 MAX_FETCH_S = 3600.0  # every call has a deadline; a fetch is bounded by silence, not by this
 _T = TypeVar("_T")
 
@@ -74,14 +71,14 @@ class Transport:
         """Stream content. The caller resumes at another offset if it likes.
 
         Raises:
-            DaemonUnavailableError: also when no byte came for FETCH_SILENCE_S.
+            DaemonUnavailableError: also when no byte came for `silence_bound_s`.
             DaemonRefusedError
         """
         endpoint = self._choose()
         with self._watched(
             endpoint,
             lambda: endpoint.stub().Fetch(request, timeout=MAX_FETCH_S, metadata=self._metadata()),
-            FETCH_SILENCE_S,
+            self.options.silence_bound_s,
         ) as stream:
             yield from stream
 
@@ -92,7 +89,7 @@ class Transport:
         with self._watched(
             endpoint,
             lambda: endpoint.stub().Wait(request, timeout=timeout, metadata=self._metadata()),
-            EVENT_SILENCE_S,
+            self.options.silence_bound_s,
         ) as stream:
             yield from stream
 
@@ -103,7 +100,7 @@ class Transport:
         `need_graph` left out.
 
         Raises:
-            DaemonUnavailableError: also when no event came for EVENT_SILENCE_S.
+            DaemonUnavailableError: also when no event came for `silence_bound_s`.
             DaemonRefusedError
         """
         endpoint = self._choose()
@@ -113,7 +110,7 @@ class Transport:
             with self._watched(
                 endpoint,
                 lambda: endpoint.stub().Compile(iter(upload), timeout=timeout, metadata=self._metadata()),
-                EVENT_SILENCE_S,
+                self.options.silence_bound_s,
             ) as stream:
                 for event in stream:
                     if event.WhichOneof("event") == "need_graph":
@@ -156,7 +153,9 @@ class Transport:
             endpoint = self._choose()
             began = time.monotonic()
             try:
-                answer = method(endpoint)(request, timeout=ANSWER_S, metadata=self._metadata())
+                answer = method(endpoint)(
+                    request, timeout=self.options.answer_bound_s, metadata=self._metadata()
+                )
             except grpc.RpcError as error:
                 failure = self._translate(endpoint, error)
                 # A connection that an old daemon left behind breaks at once; a silent one has used up the

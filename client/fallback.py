@@ -1,0 +1,112 @@
+"""Compiles here, with the same passes, when no artifact can be had. The only place in the client that runs
+passes or Inductor."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from fuse_cache.client.options import CompileOptions
+from fuse_cache.client.report import GraphReport
+from fuse_cache.proto.pass_config import ResolvedPassConfig
+from fuse_cache.proto.request import Range
+
+
+@dataclass(slots=True)
+class LocalBuild:
+    """A callable made here, and what the passes did."""
+
+    call: Callable[..., Any]
+    describe: Callable[[GraphReport], None] = field(default=lambda report: None)
+
+
+def compile_plain(gm: GraphModule, example_inputs: Sequence[Any], options: CompileOptions) -> LocalBuild:
+    """Compile as backend="inductor" would: mode="off"."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return LocalBuild(compile_fx(gm, list(example_inputs), config_patches=dict(options.inductor)))
+
+
+def compile_while_tracing(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    resolved: ResolvedPassConfig,
+    compile_range: Range,
+    target: str,
+    options: CompileOptions,
+) -> LocalBuild:
+    """Compile inside the backend: what Inductor assumes of the sizes becomes guards of Dynamo's. Leaves `gm`
+    as it is."""
+    from torch._inductor.compile_fx import compile_fx
+
+    if not any(node.op in ("call_function", "call_method", "call_module") for node in gm.graph.nodes):
+        return LocalBuild(gm.forward)  # Nothing to compile, and Inductor need not like it.
+    patches, describe = _passes(resolved, compile_range, target, options)
+    return LocalBuild(compile_fx(copy_of(gm), list(example_inputs), config_patches=patches), describe)
+
+
+def compile_when_called(
+    gm: GraphModule,
+    resolved: ResolvedPassConfig,
+    compile_range: Range,
+    target: str,
+    options: CompileOptions,
+) -> LocalBuild:
+    """Return a callable that is compiled at its first call, by a torch.compile of its own.
+
+    By then Dynamo's guards for the graph are settled, so what Inductor assumes now needs guards elsewhere:
+    the inner torch.compile has its own, and compiles again where they fail.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    patches, describe = _passes(resolved, compile_range, target, options)
+
+    def backend(inner: GraphModule, example_inputs: list[Any]) -> Any:
+        return compile_fx(inner, example_inputs, config_patches=patches)
+
+    return LocalBuild(torch.compile(copy_of(gm), backend=backend, dynamic=True), describe)
+
+
+def copy_of(gm: GraphModule) -> GraphModule:
+    """Return a module with a graph of its own over the same tensors: Inductor takes graphs apart."""
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    outputs = graph.graph_copy(gm.graph, copies)
+    output = graph.output(outputs)
+    output.meta = copy.copy(next(iter(reversed(gm.graph.nodes))).meta)
+    made = GraphModule(gm, graph)
+    made.meta = copy.copy(gm.meta)
+    return made
+
+
+def _passes(
+    resolved: ResolvedPassConfig, compile_range: Range, target: str, options: CompileOptions
+) -> tuple[dict[str, Any], Callable[[GraphReport], None]]:
+    """Return the Inductor options that run our passes, and a function that tells a report what they did."""
+    from fuse_cache.passes.manager import PassManager
+
+    manager = PassManager(resolved, compile_range, target, dump_dir=options.dump_dir)
+    patches: dict[str, Any] = {**manager.inductor_patches(), **dict(options.inductor)}
+    if options.strict or options.dump_dir is not None:
+        # Inductor's own cache would answer without running a pass, and there would be nothing to count or
+        # dump.
+        patches["force_disable_caches"] = True
+
+    def describe(report: GraphReport) -> None:
+        report.fusions = manager.fusions()
+        report.cudagraph_mode = resolved.cudagraph_mode or "NONE"
+        report.near_misses = [
+            {"pass": miss.pass_name, "reason": miss.reason, "node": miss.node, "detail": miss.detail}
+            for miss in manager.near_misses()
+        ]
+        report.passes = [
+            {"name": record.name, "on": record.on, "reason": record.reason, "matches": record.matches}
+            for record in manager.report()
+        ]
+
+    return patches, describe

@@ -1,0 +1,106 @@
+"""Which sizes a graph is compiled for: the symbol that the ranges are about, and its intervals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fuse_cache.client.errors import OptionError
+from fuse_cache.client.graph import Encoded, SymbolSource
+from fuse_cache.client.options import CompileOptions
+from fuse_cache.proto.expression import SYMBOL
+from fuse_cache.proto.graph import Role, TensorMeta
+from fuse_cache.proto.pass_config import ResolvedPassConfig
+from fuse_cache.proto.request import Range
+
+# The longest context that a published model takes; sizes beyond compile locally unless max_num_batched_tokens
+# or the symbol's own upper bound says more.
+DEFAULT_MAX_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RangePlan:
+    """The ranges to compile a graph for. `source` tells where a call's size is read; None: every call takes
+    the one range."""
+
+    ranges: tuple[Range, ...]
+    source: SymbolSource | None = None
+
+    def describe(self) -> str:
+        """Return the ranges as users write them."""
+        return ", ".join(f"[{item.lower}, {item.upper}]" for item in self.ranges)
+
+
+def plan_ranges(encoded: Encoded, options: CompileOptions, resolved: ResolvedPassConfig) -> RangePlan:
+    """Return the ranges of a graph.
+
+    A graph without symbolic sizes has the one static range, whatever `compile_ranges` says: its sizes are
+    burnt in. With several symbols and no `range_dim`, all of them are free in one range, unless there are
+    ranges to tell apart.
+
+    Raises:
+        OptionError: `range_dim` names no symbolic size, or has to be given; the message lists those there
+        are.
+    """
+    if not encoded.symbols:
+        return RangePlan((Range(),))
+    symbol = _range_symbol(encoded, options)
+    if symbol is None:
+        wanted = options.compile_ranges or resolved.default_ranges(DEFAULT_MAX_TOKENS)
+        if options.compile_ranges or len(wanted) > 1:
+            raise OptionError(
+                f"the graph has {len(encoded.symbols)} symbolic sizes: option range_dim must name the one that "
+                f"the ranges are about: {', '.join(_choices(encoded))}"
+            )
+        return RangePlan((Range(),))
+    bounds = encoded.graph.symbols[symbol]
+    most = options.max_num_batched_tokens or bounds.upper or DEFAULT_MAX_TOKENS
+    pairs = options.compile_ranges or resolved.default_ranges(most)
+    ranges = []
+    for lower, upper in pairs:
+        lower, upper = max(lower, bounds.lower), min(upper, bounds.upper or upper)
+        if lower <= upper:  # Otherwise the traced program never sees a size of this range.
+            ranges.append(Range(symbol=symbol, lower=lower, upper=upper))
+    return RangePlan(tuple(ranges), encoded.symbol_sources[symbol][0])
+
+
+def _range_symbol(encoded: Encoded, options: CompileOptions) -> int | None:
+    """Return the number of the symbol that the ranges are about, or None when several would do."""
+    readable = [number for number, sources in enumerate(encoded.symbol_sources) if sources]
+    if options.range_dim is None:
+        return readable[0] if len(encoded.symbols) == 1 and readable else None
+    source, dim = options.range_dim
+    for position, index in enumerate(_tensor_inputs(encoded)):
+        meta = encoded.graph.inputs[index].meta
+        assert isinstance(meta, TensorMeta)
+        if source not in (encoded.input_names[index], str(position)) or dim >= len(meta.size):
+            continue
+        size = meta.size[dim]
+        if not isinstance(size, int) and size.code[0] == SYMBOL and len(size.code) == 2:
+            return int(size.code[1])
+    # Every graph of a model that Dynamo broke up sees the option; a graph with one symbol leaves no doubt.
+    if len(readable) == 1 and len(encoded.symbols) == 1:
+        return readable[0]
+    raise OptionError(
+        f"option range_dim={source}:{dim} names no symbolic size of the graph: use one of {', '.join(_choices(encoded))}"
+    )
+
+
+def _tensor_inputs(encoded: Encoded) -> list[int]:
+    """Return the indices of the inputs that calls bring, tensors only, in calling order."""
+    return [
+        index
+        for index, item in enumerate(encoded.graph.inputs)
+        if item.role is Role.INPUT and isinstance(item.meta, TensorMeta)
+    ]
+
+
+def _choices(encoded: Encoded) -> list[str]:
+    """Return every symbolic size as an option names it."""
+    found = []
+    for index in _tensor_inputs(encoded):
+        meta = encoded.graph.inputs[index].meta
+        assert isinstance(meta, TensorMeta)
+        for dim, size in enumerate(meta.size):
+            if not isinstance(size, int):
+                found.append(f"{encoded.input_names[index]}:{dim}")
+    return found

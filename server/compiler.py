@@ -217,7 +217,7 @@ class Compiler:
         if published.lost:
             log.warning("not kept on disk", extra={"why": published.lost})
         inline = built.content if len(built.content) <= INLINE_BYTES else b""
-        return Result(signed, inline)
+        return Result(signed, sealed.manifest.content.digest, inline)
 
     def _seal(self, built: Built, order: Order) -> Sealed:
         return seal(

@@ -81,6 +81,7 @@ class Result:
     """What a job made: the serialised SignedManifest, and the content where it may go inline."""
 
     signed_manifest: bytes
+    content_digest: bytes
     inline_content: bytes
 
 
@@ -91,6 +92,7 @@ class Job:
     key: bytes
     job_id: str
     priority: Priority
+    namespace: str = ""
     state: State = State.WANTED
     uploader: object | None = None  # Who sends the graph at the moment; WANTED only.
     folder: Path | None = None  # Holds the graph from CHECKING on.
@@ -145,7 +147,7 @@ class Jobs:
             retry_after_s=left_s,
         )
 
-    def join(self, key: bytes, job_id: str, priority: Priority) -> Job:
+    def join(self, key: bytes, job_id: str, priority: Priority, namespace: str = "") -> Job:
         """Return the job of this key: the one that runs, or a new one that wants its graph.
 
         The better priority wins.
@@ -153,7 +155,7 @@ class Jobs:
         job = self._active.get(key)
         if job is None:
             job = self._active[key] = Job(
-                key, job_id, priority, since_s=self._now_s(), order=next(self._counter)
+                key, job_id, priority, namespace, since_s=self._now_s(), order=next(self._counter)
             )
         elif priority < job.priority:
             job.priority = priority

@@ -227,8 +227,17 @@ class Catalogue:
         self.tiers.touch(Space.CONTENT, (entry.meta.content,))
         return Found(entry.data, entry.meta, entry.tier)
 
+    def inspect(self, key: bytes) -> bytes | None:
+        """Return the serialised SignedManifest for people to look at, without counting it as a lookup."""
+        entry = self._uncounted(key)
+        return None if entry is None else entry.data
+
     def _meta(self, key: bytes) -> Meta:
-        """Find what is kept beside the manifest, without counting it as a lookup."""
+        """Find what is kept beside the manifest."""
+        entry = self._uncounted(key)
+        return Meta() if entry is None else entry.meta
+
+    def _uncounted(self, key: bytes) -> Entry | None:
         for tier in (self.tiers.fast, self.tiers.slow):
             inner = tier.base if isinstance(tier, MeasuredTier) else tier
             try:
@@ -236,8 +245,8 @@ class Catalogue:
             except TierError:
                 continue
             if entry is not None:
-                return entry.meta
-        return Meta()
+                return entry
+        return None
 
     def _put_content(self, digest: bytes, entry: Entry) -> None:
         self.tiers.put(Space.CONTENT, digest, entry)

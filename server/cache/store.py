@@ -98,6 +98,10 @@ class Store:
         """
         return await self._off_loop(self.catalogue.publish, signed_manifest, key, content, meta)
 
+    async def inspect(self, key: bytes) -> bytes | None:
+        """Return the serialised SignedManifest for people to look at, without counting it as a lookup."""
+        return await self._off_loop(self.catalogue.inspect, key)
+
     async def remove(self, key: bytes) -> bool:
         """Remove one artifact; its content goes with the last manifest that names it. Raises: TierError."""
         return await self._off_loop(self.catalogue.remove, key)

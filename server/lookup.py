@@ -1,0 +1,182 @@
+"""Answers lookups: finish the key, ask the store, and put small content into the reply."""
+
+from __future__ import annotations
+
+import logging
+
+from fuse_cache.proto.artifact_pb2 import Manifest, SignedManifest
+from fuse_cache.proto.compile_pb2 import LookupItem, LookupRequest, LookupResponse, LookupResult
+from fuse_cache.proto.limits import INLINE_BYTES
+from fuse_cache.server.admission import Gate, check_digest, check_namespace
+from fuse_cache.server.cache.catalogue import Found
+from fuse_cache.server.cache.facts import decode_facts
+from fuse_cache.server.cache.store import Store
+from fuse_cache.server.epoch import Epoch
+from fuse_cache.server.errors import InvalidRequestError
+from fuse_cache.server.fetch import Grants
+from fuse_cache.server.freshness import Freshness
+from fuse_cache.server.jobs import Jobs
+from fuse_cache.server.key import KeyFields, difference
+from fuse_cache.server.metrics import Metrics
+from fuse_cache.server.misses import MissLog
+
+log = logging.getLogger(__name__)
+
+MAX_ITEMS = 1024
+MAX_PASSES = 64
+REPLY_BYTES = 3 << 20  # Of one reply: clients refuse messages above 4 MiB unless told otherwise.
+KEY_MEMO = 65536  # Keys of 32 bytes by their question: 20 MiB at most, and 30 us saved each.
+MAX_COVERING = 4  # Candidates that are read for one item.
+
+_Question = tuple[bytes, str, str, tuple[str, ...]]
+
+
+class Lookups:
+    """Answers `Lookup`. It never starts a compilation."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        jobs: Jobs,
+        gate: Gate,
+        freshness: Freshness,
+        grants: Grants,
+        misses: MissLog,
+        metrics: Metrics,
+    ) -> None:
+        self._store = store
+        self._jobs = jobs
+        self._gate = gate
+        self._freshness = freshness
+        self._grants = grants
+        self._misses = misses
+        self._metrics = metrics
+        self._memo_epoch = ""
+        self._memo: dict[_Question, tuple[bytes, KeyFields] | None] = {}
+
+    async def answer(self, request: LookupRequest) -> LookupResponse:
+        """Answer all items in their order.
+
+        Raises:
+            InvalidRequestError: malformed.
+        """
+        check_namespace(request.namespace)
+        if len(request.items) > MAX_ITEMS:
+            raise InvalidRequestError(
+                "REQUEST_MALFORMED", f"items: {len(request.items)}, the limit is {MAX_ITEMS}"
+            )
+        epoch = self._freshness.epoch
+        response = LookupResponse()
+        offered = False
+        room = REPLY_BYTES
+        inline_limit = min(request.inline_limit_bytes, INLINE_BYTES)
+        for item in request.items:
+            check_digest("request_digest", item.request_digest)
+            result = response.results.add()
+            if self._gate.mismatch(request.toolchain, epoch, item.target) is not None:
+                self._metrics.lookups.labels("mismatch").inc()
+                continue
+            offered = True
+            room -= await self._answer_one(request.namespace, item, epoch, result, inline_limit, room)
+        if offered or not request.items:
+            response.epoch = epoch.name
+        return response
+
+    async def _answer_one(
+        self,
+        namespace: str,
+        item: LookupItem,
+        epoch: Epoch,
+        result: LookupResult,
+        inline_limit: int,
+        room: int,
+    ) -> int:
+        """Fill in `result` and return how many bytes it takes."""
+        named = self._key(namespace, item, epoch)
+        if named is None:  # A pass that does not exist here: nothing can be stored for it.
+            self._metrics.lookups.labels("miss").inc()
+            return 0
+        key, fields = named
+        found = await self._store.get_manifest(key)
+        if found is None and item.allow_covering and item.family_digest:
+            found = await self._covering(namespace, item, fields)
+        if found is None:
+            result.running = self._jobs.find(key) is not None
+            self._misses.add(namespace, item.request_digest, fields.describe())
+            self._metrics.lookups.labels("running" if result.running else "miss").inc()
+            return 0
+        if len(found.data) > room:
+            # Compile answers it as stored. Better one more call than a reply that the client cannot receive.
+            self._metrics.lookups.labels("no_room").inc()
+            return 0
+        result.found = True
+        result.manifest.ParseFromString(found.data)
+        result.tier = found.tier
+        self._grants.add(namespace, found.meta.content)
+        self._metrics.lookups.labels("hit").inc()
+        self._metrics.seconds_saved.inc(found.meta.cost_s)
+        used = len(found.data)
+        if inline_limit:
+            content = await inline_content(self._store, found, min(inline_limit, room - used))
+            result.inline_content = content
+            self._metrics.bytes_sent.labels("inline").inc(len(content))
+            used += len(content)
+        return used
+
+    def _key(self, namespace: str, item: LookupItem, epoch: Epoch) -> tuple[bytes, KeyFields] | None:
+        if epoch.name != self._memo_epoch or len(self._memo) >= KEY_MEMO:
+            self._memo.clear()
+            self._memo_epoch = epoch.name
+        question = (item.request_digest, namespace, item.target, tuple(item.passes))
+        if question not in self._memo:
+            if len(item.passes) > MAX_PASSES:
+                raise InvalidRequestError(
+                    "REQUEST_MALFORMED", f"passes: {len(item.passes)}, the limit is {MAX_PASSES}"
+                )
+            try:
+                fields = epoch.key_fields(
+                    request_digest=item.request_digest,
+                    namespace=namespace,
+                    target=item.target,
+                    passes=tuple(item.passes),
+                )
+                self._memo[question] = (fields.digest(), fields)
+            except KeyError:
+                return None
+        return self._memo[question]
+
+    async def _covering(self, namespace: str, item: LookupItem, wanted: KeyFields) -> Found | None:
+        """Look for an artifact of the same family and passes whose range holds the one asked for."""
+        candidates = self._store.covering(
+            namespace,
+            item.family_digest,
+            symbol_plus_one=item.range.symbol_plus_one,
+            lower=item.range.lower,
+            upper=item.range.upper,
+            max_revision=item.max_revision,
+        )
+        for key in candidates[:MAX_COVERING]:
+            found = await self._store.get_manifest(key)
+            if found is not None and _same_but_for_range(found, wanted):
+                return found
+        return None
+
+
+async def inline_content(store: Store, found: Found, limit: int) -> bytes:
+    """Return the content of a hit where it is not larger than `limit`, else nothing: it is to be fetched."""
+    facts = decode_facts(found.meta.facts)
+    if facts is not None and facts.content_bytes > limit:
+        return b""  # Not read from disk only to be thrown away.
+    content = await store.get_content(found.meta.content)
+    return b"" if content is None or len(content.data) > limit else content.data
+
+
+def _same_but_for_range(found: Found, wanted: KeyFields) -> bool:
+    manifest = Manifest.FromString(SignedManifest.FromString(found.data).manifest)
+    ours = wanted.describe()
+    names = {name for name, _ in ours}
+    # Passes that only the stored one ran have names of their own; fields of the request are not compared:
+    # same family.
+    theirs = [(f.name, f.value) for f in manifest.key_fields if f.name in names or f.name.startswith("pass.")]
+    return all(name == "request_digest" for name, _, _ in difference(ours, theirs))

@@ -157,6 +157,7 @@ class _Writer:
             elif kind is dict:
                 assert isinstance(argument, dict)
                 emit(len(argument) << 4 | form.DICT)
+                self._nested((), value)  # an empty one is a level too
                 for name in sorted(argument):
                     self._string(name)
                     self._nested((argument[name],), value)

@@ -22,7 +22,8 @@ _FUNCTIONAL_HIGHER_ORDER = frozenset(
 class Aliasing:
     """The storages of one graph, as it is now.
 
-    Two nodes have the same `root` if one may be a view of the other. Built anew after a graph changed.
+    Two nodes have the same `root` if one may be a view of the other. Built anew after a graph changed, or
+    told of the change by `adopt` and `join`.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -59,6 +60,23 @@ class Aliasing:
         """Return whether anything writes to the node's storage, at all or behind the node `after`."""
         last = self._last_write.get(self.root(node), -1)
         return last > (-1 if after is None else self._position[after])
+
+    def is_behind(self, node: fx.Node, other: fx.Node) -> bool:
+        """Return whether the node runs after the other one."""
+        return self._position[node] > self._position[other]
+
+    def adopt(self, node: fx.Node, beside: fx.Node) -> None:
+        """Take in a node that was inserted at the place of another one, with storage of its own."""
+        self._position[node] = self._position[beside]
+        self._members[node] = [node]
+
+    def join(self, one: fx.Node, other: fx.Node) -> None:
+        """Note that a rewrite made two nodes share storage."""
+        one, other = self.root(one), self.root(other)
+        if one is not other:
+            self._members[other] += self._members.pop(one)
+            self._last_write[other] = max(self._last_write.get(one, -1), self._last_write.get(other, -1))
+            self._parent[one] = other
 
     def _join(self, one: fx.Node, other: fx.Node) -> None:
         one, other = self.root(one), self.root(other)

@@ -24,7 +24,7 @@ from fuse_cache.passes.inline import Inliner, Reference, is_ours
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """What takes an operator's place. `exact_reductions`: see `Inliner.inline`; only what is fused needs them."""
+    """What takes an operator's place. Only what is fused needs `exact_reductions` (`Inliner.inline`)."""
 
     reference: Reference
     exact_reductions: bool = False

@@ -49,7 +49,7 @@ def load_pass(name: str) -> Pass:
 
 
 class _Journal:
-    """What the passes of one manager did so far. A graph with sub-graphs goes through the hooks once for each."""
+    """What the passes of one manager did so far. Sub-graphs go through the hooks one by one."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, Outcome] = {}
@@ -84,7 +84,7 @@ class StagePass(CustomGraphPass):
         self._dumper = dumper
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Run the passes in order; each must leave the graph legal, its inputs, outputs and writes as they were."""
+        """Run the passes in order; each must leave a legal graph with the same inputs, outputs, writes."""
         if any(str(node.target).startswith("tangents") for node in graph.find_nodes(op="placeholder")):
             return  # A training graph: what it saves for the backward is not ours to change.
         promise = promise_of(graph)
@@ -103,7 +103,7 @@ class StagePass(CustomGraphPass):
                 self._dumper.graph(graph, name, "after")
 
     def uuid(self) -> str:
-        """Return the id for Inductor's keys: sources and order of the passes, and all that they may ask about."""
+        """Return the id for Inductor's keys: order and sources of the passes, and the setting."""
         hasher = blake3(b"fuse-cache stage v1")
         known = installed_fingerprints().passes
         for part in (self._setting.target, *(f"{name} {known[name]}" for name in self._names)):

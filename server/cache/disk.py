@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 
+from fuse_cache.server.cache.database import PendingFile
 from fuse_cache.server.cache.entry_file import DamagedFileError, encode_header
 from fuse_cache.server.cache.files import Files
 from fuse_cache.server.cache.filesystem import StoreFolderError
 from fuse_cache.server.cache.folder import FULL_ERRNOS, READ_ONLY_ERRNOS, Folder
 from fuse_cache.server.cache.guarded_index import GuardedIndex
-from fuse_cache.server.cache.index import Index, PendingFile
+from fuse_cache.server.cache.index import Index
 from fuse_cache.server.cache.room import Room
 from fuse_cache.server.cache.tier import (
     CorruptEntryError,

@@ -45,16 +45,16 @@ def type_of_mount(path: str, mountinfo: str) -> str:
     return found
 
 
-def refuse_network(folder: Path) -> None:
+def refuse_network(folder: Path, *, mountinfo: Path = Path("/proc/self/mountinfo")) -> None:
     """Raise StoreFolderError when `folder`, or its nearest existing parent, is on a network file system."""
     try:
-        mountinfo = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+        mounts = mountinfo.read_text(errors="surrogateescape")
     except OSError:
         return  # Not Linux: the write probe and SQLite's own errors remain.
     existing = folder.absolute()
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
-    fstype = type_of_mount(os.path.realpath(existing), mountinfo)
+    fstype = type_of_mount(os.path.realpath(existing), mounts)
     if is_network(fstype):
         raise StoreFolderError(
             f"{folder} is on a network file system ({fstype}), where the store's index cannot work: "

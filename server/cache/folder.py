@@ -232,6 +232,7 @@ class Folder:
         source = os.path.join(self.root, "temp", f"probe-{uuid.uuid4().hex}")
         target = source + "-renamed"
         try:
+            self.files.make_dirs(self.root)  # Apart from its subfolder, so that it too is for this user only.
             self.files.make_dirs(os.path.join(self.root, "temp"))
             with self.files.create(source) as descriptor:
                 self.files.write(descriptor, b"probe")

@@ -66,29 +66,25 @@ class GuardedIndex:
 
         Raises: as `run`.
         """
-        if self.index.fresh:
+        if not self.run(lambda index: index.database.is_complete()):
             with self._settling:
-                if self.index.fresh:
+                if not self.run(lambda index: index.database.is_complete()):
                     self._reconcile(lambda: None)
 
     def reconcile(self, pause: Callable[[], None]) -> Reconciled:
-        """Mend the index from the files and sweep leftovers. Raises: as `run`."""
+        """Look for damage in the database, mend the index from the files, sweep leftovers.
+
+        Raises: as `run`.
+        """
         with self._settling:
+            self.run(lambda index: index.database.verify())
             return self._reconcile(pause)
 
     def _reconcile(self, pause: Callable[[], None]) -> Reconciled:
-        # The call that opens the database may find it lost or broken, which makes it fresh.
-        self.run(lambda index: index.total_bytes())
-        self.index.fresh = False
-        try:
-            done = self.run(lambda index: reconcile(self._folder, index, now_s=self._now_s(), pause=pause))
-        except BaseException:
-            self.index.fresh = True
-            raise
-        log.info(
-            "store reconciled",
-            extra={"adopted": done.adopted, "forgotten": done.forgotten, "temps": done.temps},
-        )
+        done = self.run(lambda index: reconcile(self._folder, index, now_s=self._now_s(), pause=pause))
+        self.run(lambda index: index.database.set_complete())
+        counts = {"adopted": done.adopted, "forgotten": done.forgotten, "temps": done.temps}
+        log.info("store reconciled", extra=counts)
         return done
 
     def _mend(self, problem: IndexProblem) -> bool:
@@ -100,7 +96,7 @@ class GuardedIndex:
             return False
         log.warning("index rebuilt from the files", extra={"reason": str(problem)})
         try:
-            if self.index.rebuild():
+            if self.index.database.rebuild():
                 self.rebuilds += 1
             return True
         except IndexProblem:

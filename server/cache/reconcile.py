@@ -22,7 +22,7 @@ SHARDS = [f"{number:02x}" for number in range(256)]
 class Reconciled:
     """What had to be put right."""
 
-    adopted: int = 0  # files without a row
+    adopted: int = 0  # files without a row, or with one that is wrong
     forgotten: int = 0  # rows without a file
     set_aside: int = 0  # files that do not say what they are
     unnamed: int = 0  # contents that no manifest names
@@ -39,7 +39,7 @@ def reconcile(
 ) -> Reconciled:
     """Walk all files, mend the index, sweep what is nobody's. Others may read and write meanwhile.
 
-    `pause` is called after each of the 512 shards. 100,000 artifacts take seconds: for a background thread.
+    `pause` is called after each of up to 512 shards. 100,000 artifacts take seconds: for a background thread.
 
     Raises: OSError, and the errors of `Index`.
     """
@@ -47,8 +47,8 @@ def reconcile(
     for space in (Space.CONTENT, Space.MANIFEST):
         present = set(folder.shards(space))
         for shard in SHARDS:
-            _reconcile_shard(folder, index, space, shard, present, done)
-            pause()
+            if _reconcile_shard(folder, index, space, shard, present, done):
+                pause()
     for name in index.unnamed(before_s=now_s - UNNAMED_AGE_S):
         folder.remove(Space.CONTENT, name)
         index.delete([(Space.CONTENT, name)])
@@ -61,17 +61,21 @@ def reconcile(
         with contextlib.suppress(OSError):
             folder.files.unlink(path)
             done.temps += 1
-    index.recount()
+    index.sweep()
     return done
 
 
 def _reconcile_shard(
     folder: Folder, index: Index, space: Space, shard: str, present: set[str], done: Reconciled
-) -> None:
-    rows = index.names(space, shard)
+) -> bool:
+    """Mend one shard; tell whether there was anything in it."""
+    rows = index.shard(space, shard)
     names = set(folder.names(space, shard)) if shard in present else set()
     found: list[tuple[Space, Stored, float]] = []
-    for name in names - rows.keys():
+    for name in names:
+        row = rows.get(name)
+        if row is not None and row.consistent and row.size_bytes == folder.size(space, name):
+            continue
         try:
             header = folder.header(space, name)
             if header is not None:
@@ -90,3 +94,4 @@ def _reconcile_shard(
     if lost:
         index.delete(lost)
         done.forgotten += len(lost)
+    return bool(rows or names)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 
-from fuse_cache.server.cache.eviction import choose_victims
+from fuse_cache.server.cache.eviction import Candidate, choose_victims
 from fuse_cache.server.cache.folder import Folder
 from fuse_cache.server.cache.guarded_index import GuardedIndex
-from fuse_cache.server.cache.index import parse_row_key
+from fuse_cache.server.cache.index import Index, parse_row_key
 from fuse_cache.server.cache.tier import Space, TierError
 
 # A younger content without a manifest is taken for half of a publish, and not evicted.
@@ -67,15 +68,21 @@ class Room:
         Raises: TierError (the index is unusable).
         """
         with self._making:
-            total = self._guarded.run(lambda index: index.total_bytes()) + self._in_flight_bytes + size_bytes
-            if total > self.limit_bytes:
-                self._evict(total - self.limit_bytes)
+            if self._excess(size_bytes) > 0:
+                # Before anything is given up, the total is counted anew: one flipped bit in it must not empty
+                # the store.
+                self._guarded.run(lambda index: index.recount())
+                self._evict(self._excess(size_bytes))
             self._in_flight_bytes += size_bytes
         try:
             yield
         finally:
             with self._making:
                 self._in_flight_bytes -= size_bytes
+
+    def _excess(self, size_bytes: int) -> int:
+        total = self._guarded.run(lambda index: index.total_bytes())
+        return total + self._in_flight_bytes + size_bytes - self.limit_bytes
 
     def make(self, size_bytes: int) -> None:
         """Evict at least `size_bytes`: for a disk that others filled. Raises: TierError."""
@@ -93,13 +100,10 @@ class Room:
 
         Called with _making held.
         """
+        if needed_bytes <= 0:
+            return
         self.fold_uses()
-        now_s = self._now_s()
-        needed_bytes += self.limit_bytes // SLACK_PART
-        candidates = self._guarded.run(
-            lambda index: index.candidates(unnamed_before_s=now_s - HALF_PUBLISHED_S)
-        )
-        for victim in choose_victims(candidates, needed_bytes=needed_bytes, now_s=now_s):
+        for victim in self._victims(needed_bytes + self.limit_bytes // SLACK_PART):
             space, name = parse_row_key(victim.name)
             doomed = [(space, name)]
             if space is Space.CONTENT:
@@ -107,6 +111,25 @@ class Room:
                 doomed = [*((Space.MANIFEST, key) for key in self._naming(name)), (space, name)]
             self.delete(doomed)
             self.evictions += 1
+
+    def _victims(self, needed_bytes: int) -> list[Candidate]:
+        """Choose, by sizes that are those of the files: a row with a damaged size is set right and the choice
+        made anew.
+        """
+        now_s = self._now_s()
+        unnamed_before_s = now_s - HALF_PUBLISHED_S
+        victims: list[Candidate] = []
+        for _ in range(3):
+            candidates = self._guarded.run(lambda index: index.candidates(unnamed_before_s=unnamed_before_s))
+            victims = choose_victims(candidates, needed_bytes=needed_bytes, now_s=now_s)
+            real = {victim.name: self._folder.size(*parse_row_key(victim.name)) or 0 for victim in victims}
+            wrong = {
+                victim.name: real[victim.name] for victim in victims if real[victim.name] != victim.size_bytes
+            }
+            if not wrong:
+                break
+            self._guarded.run(partial(Index.resize, sizes=wrong))
+        return victims
 
     def _naming(self, content: bytes) -> list[bytes]:
         return self._guarded.run(lambda index: index.naming(content))

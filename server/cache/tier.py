@@ -139,8 +139,7 @@ class Tier(ABC):
         return Usage()
 
     def maintain(self) -> None:
-        """Do slow house-keeping (find lost files, fold in use counts), in a background thread; never raises.
-        """
+        """Do slow house-keeping (find lost files, fold in uses), in a background thread; never raises."""
         return
 
     def close(self) -> None:

@@ -1,0 +1,91 @@
+"""The daemon: reads its configuration, composes everything, serves until SIGTERM.
+
+The one place that knows all classes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fuse_cache.server.config import ConfigError, ServerConfig, load_config
+from fuse_cache.server.epoch import Epoch, EpochError, Stamps, package_root, take_epoch, take_stamps
+from fuse_cache.server.logs import set_up_logging
+from fuse_cache.server.spool import WorkFolder
+from fuse_cache.server.worker.link import SupervisorLink
+from fuse_cache.server.worker.processes import become_subreaper
+
+log = logging.getLogger(__name__)
+
+ENTRY = "fuse_cache.server.worker.compile:build"
+SEED_ENTRY = "fuse_cache.server.worker.seed:make_seed"
+
+
+class StartError(RuntimeError):
+    """The daemon cannot start; the message says what to change."""
+
+
+def run(config: ServerConfig, *, entry: str = ENTRY, seed_entry: str = SEED_ENTRY) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit status. `entry` is another build only in tests."""
+    set_up_logging(config.log_level)
+    try:
+        work = WorkFolder(config.work_dir)
+        # Before the fork server loads anything, so that an edit in between is seen as a change.
+        stamps = take_stamps(package_root())
+        become_subreaper()
+        # Before gRPC is even imported: a process that has served gRPC must not fork.
+        link = SupervisorLink(entry, os.environ, owns_all_children=True)
+        link.start()
+        memo = config.work_dir / "fingerprints.json"
+        epoch = take_epoch(stamps, package_root(), op_modules=config.op_modules, memo=memo)
+        return asyncio.run(_serve(config, work, link, epoch, stamps, memo, seed_entry))
+    except (StartError, EpochError, OSError) as error:
+        log.error("cannot start", extra={"why": str(error)})
+        return 1
+
+
+async def _serve(
+    config: ServerConfig,
+    work: WorkFolder,
+    link: SupervisorLink,
+    epoch: Epoch,
+    stamps: Stamps,
+    memo: Path,
+    seed_entry: str,
+) -> int:
+    from fuse_cache.server.daemon import Daemon  # Imports gRPC, after the supervisor has been started.
+
+    daemon = Daemon(
+        config, work=work, link=link, epoch=epoch, stamps=stamps, memo=memo, seed_entry=seed_entry
+    )
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.stop_soon)
+    try:
+        await daemon.start()
+        gc.collect()
+        gc.freeze()  # What stays for ever need not be looked at again by each collection.
+        await daemon.stopped()
+    finally:
+        await daemon.close()
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve with the options of environment and file only: `fuse-cache serve` is for people."""
+    try:
+        config = load_config(config_file=Path(arguments[0]) if arguments else None)
+    except ConfigError as error:
+        print(f"fuse-cache: {error}", file=sys.stderr)
+        return 2
+    return run(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

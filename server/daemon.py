@@ -1,0 +1,277 @@
+"""One running daemon: its parts, the order in which they start, and the order in which they stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from pathlib import Path
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from fuse_cache.proto import admin_pb2, admin_pb2_grpc, compile_pb2, compile_pb2_grpc
+from fuse_cache.proto.artifact_pb2 import SignedManifest
+from fuse_cache.proto.limits import CONTENT_BYTES
+from fuse_cache.proto.signing import (
+    KeyFileError,
+    SignatureError,
+    SigningKey,
+    TrustSet,
+    parse_public_key,
+    verify,
+)
+from fuse_cache.proto.trust import TrustError, open_trust_folder
+from fuse_cache.server.admin import AdminService
+from fuse_cache.server.admission import Gate
+from fuse_cache.server.cache.compose import open_store
+from fuse_cache.server.checker import GraphChecker
+from fuse_cache.server.compiler import Compiler
+from fuse_cache.server.config import ServerConfig
+from fuse_cache.server.epoch import Epoch, Stamps, package_root
+from fuse_cache.server.errors import UnavailableError
+from fuse_cache.server.explain import Explainer
+from fuse_cache.server.fetch import ContentStreams, Grants
+from fuse_cache.server.follow import Follower
+from fuse_cache.server.freshness import Freshness
+from fuse_cache.server.http import HttpPages
+from fuse_cache.server.jobs import Jobs
+from fuse_cache.server.listen import bind
+from fuse_cache.server.lookup import Lookups
+from fuse_cache.server.metrics import Metrics
+from fuse_cache.server.misses import MissLog
+from fuse_cache.server.reports import Reports
+from fuse_cache.server.seeds import Seeds
+from fuse_cache.server.service import CompileService
+from fuse_cache.server.spool import WorkFolder
+from fuse_cache.server.status import Status
+from fuse_cache.server.worker.link import Loading, SupervisorLink
+from fuse_cache.server.worker.pool import WorkerPool
+
+log = logging.getLogger(__name__)
+
+STORE_WATCH_S = 5.0
+STREAM_GRACE_S = 2.0  # For answers on their way out, after the last compilation has ended.
+SERVICES = (
+    compile_pb2.DESCRIPTOR.services_by_name["Compile"].full_name,
+    admin_pb2.DESCRIPTOR.services_by_name["Admin"].full_name,
+)
+OPTIONS = (
+    ("grpc.so_reuseport", 0),  # Two daemons on one port would each get some of the calls, in silence.
+    ("grpc.max_receive_message_length", 4 << 20),  # A chunk is 512 KiB, a Lookup of 1,024 items 200 KiB.
+    ("grpc.max_send_message_length", 8 << 20),
+    ("grpc.max_concurrent_streams", 256),
+    ("grpc.keepalive_time_ms", 120_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 30_000),
+)
+
+
+class Daemon:
+    """Composes the parts of one daemon. `start`, `stopped` and `close` once each, in this order."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        work: WorkFolder,
+        link: SupervisorLink,
+        epoch: Epoch,
+        stamps: Stamps,
+        memo: Path,
+        seed_entry: str,
+    ) -> None:
+        self._config = config
+        self._work = work
+        self._link = link
+        self._stop = asyncio.Event()
+        self._grace_s = config.drain_grace_s
+        self._tasks: list[asyncio.Task[None]] = []
+
+        signing_key, trusted = _keys(config)
+        self.metrics = metrics = Metrics()
+        self.freshness = freshness = Freshness(
+            epoch, stamps, package_root(), memo=memo, on_change=self._link.reload
+        )
+        self.status = status = Status(targets=config.target, freshness=freshness, link=link, trusted=trusted)
+        self.store = store = open_store(
+            config.store,
+            memory_bytes=config.memory_bytes,
+            disk_bytes=config.disk_bytes,
+            check_manifest=self._check_manifest,
+        )
+        self.jobs = jobs = Jobs(max_queue=config.max_queue, now_s=time.monotonic)
+        pool = WorkerPool(
+            link,
+            seconds=config.job_timeout_s,
+            max_bytes=config.job_memory_bytes,
+            max_content_bytes=CONTENT_BYTES,
+        )
+        self._checker = GraphChecker(link)
+        self._seeds = Seeds(config.work_dir / "seeds", work, pool, seed_entry)
+        self._compiler = Compiler(
+            jobs=jobs,
+            pool=pool,
+            checker=self._checker,
+            store=store,
+            work=work,
+            seeds=self._seeds,
+            freshness=freshness,
+            signing_key=signing_key,
+            metrics=metrics,
+            workers=config.workers,
+            op_modules=config.op_modules,
+        )
+        grants = Grants(store)
+        gate = Gate(config.target)
+        misses = MissLog()
+        reports = Reports(store, status, metrics)
+        self._compile_service = CompileService(
+            lookups=Lookups(
+                store=store,
+                jobs=jobs,
+                gate=gate,
+                freshness=freshness,
+                grants=grants,
+                misses=misses,
+                metrics=metrics,
+            ),
+            follower=Follower(
+                jobs=jobs, compiler=self._compiler, store=store, work=work, grants=grants, metrics=metrics
+            ),
+            streams=ContentStreams(store, grants, metrics),
+            reports=reports,
+            explainer=Explainer(store, misses),
+            gate=gate,
+            freshness=freshness,
+            status=status,
+            metrics=metrics,
+        )
+        self._admin_service = AdminService(
+            store=store, status=status, reports=reports, metrics=metrics, drain=self._drain_by_rpc
+        )
+        self._server = grpc.aio.server(options=OPTIONS)
+        self._health = health.aio.HealthServicer()
+        self._pages = HttpPages(status, metrics)
+
+    async def start(self) -> None:
+        """Listen. Lookups are answered from here on; workers may still be loading.
+
+        Raises:
+            OSError: an address cannot be listened on.
+        """
+        config = self._config
+        compile_pb2_grpc.add_CompileServicer_to_server(self._compile_service, self._server)
+        admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if config.reflection:
+            from grpc_reflection.v1alpha import reflection
+
+            reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), self._server)
+        bound = [bind(self._server, address) for address in config.listen]
+        await self._server.start()
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        http_port = await self._pages.start(config.http) if config.http else 0
+        log.info(
+            "serving",
+            extra={
+                "listen": bound,
+                "http_port": http_port,
+                "epoch": self.status.freshness.epoch.name,
+                "targets": config.target,
+                "store": str(config.store),
+            },
+        )
+        self._link.on_change = self._loading_changed
+        self._link.attach()
+        self.store.start()
+        self._tasks += [
+            asyncio.create_task(self.freshness.watch()),
+            asyncio.create_task(self._watch_store()),
+            asyncio.create_task(self._prepare()),
+        ]
+
+    async def stopped(self) -> None:
+        """Wait until the daemon is told to stop, then end what runs."""
+        await self._stop.wait()
+        log.info("draining", extra={"running": self._compiler.busy, "grace_s": self._grace_s})
+        self.status.draining = True
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._compiler.drain(self._grace_s)
+        await self._server.stop(STREAM_GRACE_S)
+
+    async def close(self) -> None:
+        """Let go of everything; also after a start that failed."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._seeds.close()
+        await self._server.stop(0)
+        await self._pages.stop()
+        self._checker.close()
+        await self._link.close()
+        await self.store.close()
+        self._work.close()
+        log.info("stopped")
+
+    def stop_soon(self) -> None:
+        """Begin to stop. Asked a second time, do not wait for what runs."""
+        if self._stop.is_set():
+            os._exit(1)  # The supervisor sees our end of its socket close and ends everything below it.
+        self._stop.set()
+
+    def _drain_by_rpc(self, grace_s: float) -> int:
+        if not self._stop.is_set():
+            self._grace_s = grace_s or self._grace_s
+            self._stop.set()
+        return self._compiler.busy
+
+    async def _prepare(self) -> None:
+        """Have a validator, and the seed of the first target, before anybody asks."""
+        try:
+            await self._checker.start()
+        except UnavailableError as error:
+            log.error("no validator", extra={"why": error.message})  # Tried again with the first graph.
+        if self._config.target:
+            await self._seeds.ready(self.freshness.epoch, self._config.target[0])
+
+    async def _watch_store(self) -> None:
+        while True:
+            self.status.store_reason = await asyncio.to_thread(self.store.catalogue.health)
+            await asyncio.sleep(STORE_WATCH_S)
+
+    def _loading_changed(self, loading: Loading) -> None:
+        log.info("workers", extra={"state": loading.value, "why": self._link.message})
+
+    def _check_manifest(self, key: bytes, signed_manifest: bytes) -> str | None:
+        """Say why a manifest from disk must not be served, or None."""
+        try:
+            manifest = verify(SignedManifest.FromString(signed_manifest), self.status.trusted)
+        except (SignatureError, ValueError) as error:
+            return str(error)
+        return None if manifest.key == key else "it stands under another key than its own"
+
+    async def _set_health(self, state: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+        for name in ("", *SERVICES):
+            await self._health.set(name, state)
+
+
+def _keys(config: ServerConfig) -> tuple[SigningKey, TrustSet]:
+    """Return the key that we sign with and the keys whose artifacts we serve.
+
+    Raises:
+        OSError: a key is not usable; the message says which.
+    """
+    try:
+        if config.signing_key is not None:
+            signing_key = SigningKey.load(config.signing_key)
+            keys = {signing_key.public_key}
+        else:
+            folder = open_trust_folder()
+            signing_key = folder.signing_key()
+            keys = {signing_key.public_key, *folder.trusted_keys()}
+        keys.update(parse_public_key(path.read_text()) for path in config.trusted_keys)
+    except (TrustError, KeyFileError) as error:
+        raise OSError(str(error)) from error
+    return signing_key, TrustSet(keys=frozenset(keys))

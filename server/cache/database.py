@@ -13,7 +13,7 @@ from typing import Any
 import diskcache
 from diskcache.core import MODE_BINARY
 
-from fuse_cache.server.cache.entry_file import encode_meta
+from fuse_cache.server.cache.entry_file import seal_meta
 from fuse_cache.server.cache.index_errors import IndexBrokenError, translated
 from fuse_cache.server.cache.tier import Meta
 
@@ -59,7 +59,7 @@ class RawDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no types
     ) -> tuple[int, int, None, sqlite3.Binary]:
         """Write the file. The row needs no file name: it follows from the key (folder.py)."""
         del read, key
-        return value.write(), MODE_BINARY, None, sqlite3.Binary(encode_meta(value.meta))
+        return value.write(), MODE_BINARY, None, sqlite3.Binary(seal_meta(value.meta))
 
     def fetch(self, mode: int, filename: str, value: Any, read: bool) -> bytes:
         raise NotImplementedError("entries are read by name (folder.py), never through the index")

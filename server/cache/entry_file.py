@@ -59,6 +59,20 @@ def decode_meta(data: bytes) -> Meta:
     return Meta(cost_s=cost_s, content=data[_COST.size : at], facts=data[at:])
 
 
+def seal_meta(meta: Meta) -> bytes:
+    """Return the meta as an index row keeps it: with a checksum, for SQLite has none."""
+    data = encode_meta(meta)
+    return data + blake3(data).digest()[:_CHECKSUM_BYTES]
+
+
+def open_meta(data: bytes) -> Meta:
+    """Read what `seal_meta` made. Raises: DamagedFileError."""
+    meta, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+    if blake3(meta).digest()[:_CHECKSUM_BYTES] != checksum:
+        raise DamagedFileError("meta checksum differs")
+    return decode_meta(meta)
+
+
 def encode_header(space: Space, name: bytes, entry: Entry) -> bytes:
     digest = name if space is Space.CONTENT else blake3(entry.data).digest()
     meta = encode_meta(entry.meta)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from fuse_cache.server.cache.database import Database, PendingFile
-from fuse_cache.server.cache.entry_file import decode_meta
+from fuse_cache.server.cache.entry_file import open_meta
 from fuse_cache.server.cache.eviction import Candidate
 from fuse_cache.server.cache.index_errors import translated
 from fuse_cache.server.cache.tier import NAME_BYTES, Meta, Space, Stored
@@ -111,7 +111,7 @@ class Index:
         )
         with translated():
             return [
-                Stored(bytes(key)[1:], int(size_bytes), decode_meta(bytes(value)))
+                Stored(bytes(key)[1:], int(size_bytes), open_meta(bytes(value)))
                 for key, size_bytes, value in self.database.all(sql, space.value + after, high, PAGE_ROWS)
             ]
 
@@ -124,7 +124,7 @@ class Index:
         with translated():
             return {
                 bytes(key)[1:]: Row(
-                    int(size), _tag(decode_meta(bytes(value))) == (None if tag is None else bytes(tag))
+                    int(size), _tag(open_meta(bytes(value))) == (None if tag is None else bytes(tag))
                 )
                 for key, size, tag, value in self.database.all(sql, low, high)
             }
@@ -156,7 +156,7 @@ class Index:
         pages += self.database.all(manifests, *_bounds(Space.MANIFEST))
         with translated():
             return [
-                Candidate(bytes(key), int(size_bytes), decode_meta(bytes(value)).cost_s, float(used or 0.0))
+                Candidate(bytes(key), int(size_bytes), open_meta(bytes(value)).cost_s, float(used or 0.0))
                 for key, size_bytes, value, used in pages
             ]
 

@@ -60,7 +60,7 @@ class Session:
 
     known: Known | None
     outage: FuseCacheError | None = None
-    began_s: float = 0.0
+    seconds: float = 0.0  # what asking took
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -98,14 +98,17 @@ class Client:
         causes."""
         began_s = time.monotonic()
         try:
-            return Session(known=self.known(), began_s=began_s)
+            return Session(known=self.known(), seconds=time.monotonic() - began_s)
         except (DaemonUnavailableError, DaemonRefusedError) as error:
-            return Session(known=self.epochs.last(), outage=error, began_s=began_s)
+            seconds = time.monotonic() - began_s
+            return Session(known=self.epochs.last(), outage=error, seconds=seconds)
 
     def obtain(self, wants: Sequence[Want], session: Session | None = None) -> list[Obtained]:
         """Return what became of each want, in order. Blocks while the daemon compiles; raises nothing that it
         causes."""
         session = session or self.session()
+        began_s = time.monotonic()
+        seconds = session.seconds
         known, outage = session.known, session.outage
         answers = [Obtained() for _ in wants]
         if known is not None:
@@ -117,8 +120,8 @@ class Client:
                 found, known = self._lookup([wants[number] for number in missing])
             except (DaemonUnavailableError, DaemonRefusedError) as error:
                 outage = error
-            else:
-                seconds = time.monotonic() - session.began_s
+            seconds += time.monotonic() - began_s
+            if outage is None:
                 jobs = [
                     (known, wants[n], result, answers[n]) for n, result in zip(missing, found, strict=True)
                 ]
@@ -128,7 +131,7 @@ class Client:
         for answer in answers:
             if answer.artifact is None and answer.error is None:
                 answer.error = outage
-                answer.lookup_seconds = time.monotonic() - session.began_s
+                answer.lookup_seconds = seconds
         return answers
 
     def used(self, artifact: Artifact) -> None:
@@ -203,7 +206,7 @@ class Client:
             results += response.results
             if known is None or known.revocations_version != response.revocations_version:
                 known = self._ask()
-            known = replace(known, epoch=response.epoch)
+            known = replace(known, epoch=response.epoch or known.epoch)
             self.epochs.heard(known)
         assert known is not None
         results += [wire.LookupResult() for _ in wants[len(results) :]]  # A short answer is misses.

@@ -6,13 +6,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule
 
 from fuse_cache.client.options import CompileOptions
-from fuse_cache.client.report import GraphReport
+from fuse_cache.client.reports import GraphReport
 from fuse_cache.proto.pass_config import ResolvedPassConfig
 from fuse_cache.proto.request import Range
 
@@ -27,9 +27,7 @@ class LocalBuild:
 
 def compile_plain(gm: GraphModule, example_inputs: Sequence[Any], options: CompileOptions) -> LocalBuild:
     """Compile as backend="inductor" would: mode="off"."""
-    from torch._inductor.compile_fx import compile_fx
-
-    return LocalBuild(compile_fx(gm, list(example_inputs), config_patches=dict(options.inductor)))
+    return LocalBuild(_inductor(gm, example_inputs, dict(options.inductor)))
 
 
 def compile_while_tracing(
@@ -42,12 +40,10 @@ def compile_while_tracing(
 ) -> LocalBuild:
     """Compile inside the backend: what Inductor assumes of the sizes becomes guards of Dynamo's. Leaves `gm`
     as it is."""
-    from torch._inductor.compile_fx import compile_fx
-
     if not any(node.op in ("call_function", "call_method", "call_module") for node in gm.graph.nodes):
         return LocalBuild(gm.forward)  # Nothing to compile, and Inductor need not like it.
     patches, describe = _passes(resolved, compile_range, target, options)
-    return LocalBuild(compile_fx(copy_of(gm), list(example_inputs), config_patches=patches), describe)
+    return LocalBuild(_inductor(copy_of(gm), example_inputs, patches), describe)
 
 
 def compile_when_called(
@@ -62,14 +58,19 @@ def compile_when_called(
     By then Dynamo's guards for the graph are settled, so what Inductor assumes now needs guards elsewhere:
     the inner torch.compile has its own, and compiles again where they fail.
     """
-    from torch._inductor.compile_fx import compile_fx
-
     patches, describe = _passes(resolved, compile_range, target, options)
 
-    def backend(inner: GraphModule, example_inputs: list[Any]) -> Any:
-        return compile_fx(inner, example_inputs, config_patches=patches)
+    def backend(inner: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        return _inductor(inner, example_inputs, patches)
 
     return LocalBuild(torch.compile(copy_of(gm), backend=backend, dynamic=True), describe)
+
+
+def _inductor(gm: GraphModule, example_inputs: Sequence[Any], patches: dict[str, Any]) -> Callable[..., Any]:
+    from torch._inductor.compile_fx import compile_fx
+
+    compiled = compile_fx(gm, list(example_inputs), config_patches=patches)
+    return cast("Callable[..., Any]", compiled)  # its other forms are AOTInductor's
 
 
 def copy_of(gm: GraphModule) -> GraphModule:

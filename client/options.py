@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from fuse_cache.client.errors import OptionError
 from fuse_cache.proto.inductor_options import check_options
 from fuse_cache.proto.pass_config import LEVELS, PassConfig, PassConfigError
 from fuse_cache.proto.request import Scalar
+from fuse_cache.proto.signing import KeyFileError, parse_public_key
 
 MODES = ("auto", "remote", "local", "off")
 ATTENTION_BACKENDS = ("auto", "flash", "efficient", "cudnn", "math")
@@ -58,6 +60,7 @@ class CompileOptions:
     max_queue_s: float | None = None  # None: 2 in auto, compile_timeout_s in remote
     compile_timeout_s: float = 900.0
     tp: int = 1
+    tp_group: str | None = None  # the live group's own name, where `tp` is one; not an option of its own
     max_num_batched_tokens: int | None = None
     dense: bool = True
     splitting_ops: tuple[str, ...] = ()
@@ -85,6 +88,8 @@ class CompileOptions:
             if name not in _CHECKS:
                 raise OptionError(f"unknown option {name!r}: use one of {', '.join(_CHECKS)}")
             checked[name] = _CHECKS[name](name, value)
+            if name == "tp" and not isinstance(value, int):
+                checked["tp_group"] = str(getattr(value, "group_name", "")) or None
         return cls(**checked)
 
     @property
@@ -228,25 +233,23 @@ def _pass_config(name: str, value: object) -> PassConfig:
 
 
 def _trusted_keys(name: str, value: object) -> tuple[bytes, ...]:
-    allowed = (
-        "a list of Ed25519 public keys, 32 bytes each, or 64 hex digits, or paths of files that hold them"
-    )
+    allowed = "a list of Ed25519 public keys: 32 bytes, 64 hex digits, or paths of `fuse-cache keygen` files"
     items = [value] if isinstance(value, str | bytes | Path) else value
     if not isinstance(items, Sequence):
         raise _wrong(name, value, allowed)
     keys = []
     for item in items:
-        key = item
         try:
-            if isinstance(item, Path) or (isinstance(item, str) and len(item) != 64):
-                key = Path(item).expanduser().read_text().strip()
-            if isinstance(key, str):
-                key = bytes.fromhex(key)
-        except (OSError, ValueError) as error:
+            if isinstance(item, bytes) and len(item) == 32:
+                keys.append(item)
+            elif isinstance(item, str) and re.fullmatch("[0-9a-fA-F]{64}", item):
+                keys.append(bytes.fromhex(item))
+            elif isinstance(item, str | Path):
+                keys.append(parse_public_key(Path(item).expanduser().read_text()))
+            else:
+                raise _wrong(name, item, allowed)
+        except (OSError, KeyFileError, UnicodeDecodeError) as error:
             raise _wrong(name, item, f"{allowed} ({error})") from error
-        if not isinstance(key, bytes) or len(key) != 32:
-            raise _wrong(name, item, allowed)
-        keys.append(key)
     return tuple(keys)
 
 

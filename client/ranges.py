@@ -56,8 +56,8 @@ def plan_ranges(encoded: Encoded, options: CompileOptions, resolved: ResolvedPas
     most = options.max_num_batched_tokens or bounds.upper or DEFAULT_MAX_TOKENS
     pairs = options.compile_ranges or resolved.default_ranges(most)
     ranges = []
-    for lower, upper in pairs:
-        lower, upper = max(lower, bounds.lower), min(upper, bounds.upper or upper)
+    for first, last in pairs:
+        lower, upper = max(first, bounds.lower), min(last, bounds.upper or last)
         if lower <= upper:  # Otherwise the traced program never sees a size of this range.
             ranges.append(Range(symbol=symbol, lower=lower, upper=upper))
     return RangePlan(tuple(ranges), encoded.symbol_sources[symbol][0])
@@ -81,7 +81,8 @@ def _range_symbol(encoded: Encoded, options: CompileOptions) -> int | None:
     if len(readable) == 1 and len(encoded.symbols) == 1:
         return readable[0]
     raise OptionError(
-        f"option range_dim={source}:{dim} names no symbolic size of the graph: use one of {', '.join(_choices(encoded))}"
+        f"option range_dim={source}:{dim} names no symbolic size of the graph: "
+        f"use one of {', '.join(_choices(encoded))}"
     )
 
 

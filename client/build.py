@@ -1,0 +1,286 @@
+"""Builds the callable of one graph: encode, plan ranges, obtain, load, dispatch; locally where that fails."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from fuse_cache.client import fallback
+from fuse_cache.client.checker import InputMismatchError
+from fuse_cache.client.client import Client, Obtained, Session, shared_client
+from fuse_cache.client.dispatch import Call, Slot, dispatch, on_first_call
+from fuse_cache.client.errors import ArtifactRejectedError, DaemonRefusedError, RemoteCompileError
+from fuse_cache.client.graph import Encoded, UnkeyableGraph, capture_ambient, encode_graph
+from fuse_cache.client.loader import ArtifactLoadError, load
+from fuse_cache.client.options import CompileOptions
+from fuse_cache.client.ranges import RangePlan, plan_ranges
+from fuse_cache.client.reports import GraphReport, add, describe_manifest
+from fuse_cache.client.target import choose_target, device_of
+from fuse_cache.client.verify import Want
+from fuse_cache.proto.graph import GroupSpec, Role, TensorMeta
+from fuse_cache.proto.pass_config import PassContext, ResolvedPassConfig
+from fuse_cache.proto.pass_tables import DTYPE_BYTES
+from fuse_cache.proto.request import Range, RequestFields
+
+_log = logging.getLogger("fuse_cache.client")
+_UNBOUNDED = 2**63 - 1
+
+
+class GraphBuild:
+    """One graph on its way to a callable. `reports` gets one GraphReport for each artifact or local build."""
+
+    def __init__(
+        self,
+        gm: GraphModule,
+        example_inputs: Sequence[Any],
+        options: CompileOptions,
+        reports: list[GraphReport],
+    ) -> None:
+        self._gm = gm
+        self._example_inputs = example_inputs
+        self._options = options
+        self._reports = reports
+        self._target = ""
+        self._resolved: ResolvedPassConfig = options.pass_config.resolve(
+            PassContext(target="cpu"), options.level
+        )
+        self._local_builds: dict[tuple[str, ...], fallback.LocalBuild] = {}
+
+    def run(self) -> Call:
+        """Return the callable. Errors as of the backend."""
+        options = self._options
+        client = shared_client(options) if options.mode in ("auto", "remote") else None
+        session = client.session() if client is not None else None
+        try:
+            encoded = self._encode()
+        except UnkeyableGraph as error:
+            self._resolve(session, None)
+            return self._all_local(RangePlan((Range(),)), f"not cacheable: {error.reason}")
+        self._resolve(session, encoded)
+        plan = plan_ranges(encoded, options, self._resolved)
+        if client is None or session is None:
+            return self._all_local(plan, "mode is local")
+        if not self._target:
+            return self._all_local(plan, "no target of this version runs on this host's processor")
+        wants = [self._want(encoded, compile_range) for compile_range in plan.ranges]
+        slots = []
+        for want, answer in zip(wants, client.obtain(wants, session), strict=True):
+            slots.append(self._slot(client, encoded, want, answer))
+        return self._dispatch(slots, plan)
+
+    def _encode(self) -> Encoded:
+        options = self._options
+        groups = {options.tp_group: GroupSpec("tp", options.tp)} if options.tp_group else None
+        encoded = encode_graph(self._gm, self._example_inputs, groups=groups)
+        if not encoded.graph.nodes:
+            raise UnkeyableGraph("the graph computes nothing")
+        if torch.is_grad_enabled() and any(
+            isinstance(item.meta, TensorMeta) and item.meta.requires_grad for item in encoded.graph.inputs
+        ):
+            raise UnkeyableGraph(
+                "grad mode is on and an input requires grad: artifacts are for inference, "
+                "use torch.no_grad() or torch.inference_mode()"
+            )
+        return encoded
+
+    def _resolve(self, session: Session | None, encoded: Encoded | None) -> None:
+        """Choose the target and decide which passes run for it."""
+        options = self._options
+        device = device_of(self._example_inputs)
+        self._target = choose_target(options.target, device, session.targets if session else ())
+        context = PassContext(
+            target=self._target or device,
+            tp=options.tp,
+            dense=options.dense,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            dtype=_activation_dtype(encoded),
+        )
+        self._resolved = options.pass_config.resolve(context, options.level)
+        for warning in self._resolved.warnings:
+            warn_once(f"pass_config: {warning}")
+
+    def _want(self, encoded: Encoded, compile_range: Range) -> Want:
+        options = self._options
+        fields = RequestFields(
+            graph_digest=encoded.digest,
+            pass_config=self._resolved.encode(),
+            range=compile_range,
+            target=self._target,
+            inductor_options=options.inductor,
+            attention_backend=options.attention_backend,
+            ambient=capture_ambient(),
+        )
+        return Want.of(fields, encoded.data, self._resolved, allow_covering=options.compile_ranges is None)
+
+    def _slot(self, client: Client, encoded: Encoded, want: Want, answer: Obtained) -> Slot:
+        """Return what serves one range: the artifact, or a local build."""
+        compile_range = want.fields.range
+        artifact = answer.artifact
+        if artifact is None or answer.source is None:
+            return self._local_slot(compile_range, _reason(answer), answer.lookup_seconds)
+        try:
+            loaded = load(artifact.content, artifact.manifest, graph=encoded.graph, names=encoded.input_names)
+        except ArtifactLoadError as error:
+            client.bad(want, artifact, "LOAD_FAILED", error.reason)
+            reason = f"the artifact does not load here: {error.reason}"
+            return self._local_slot(compile_range, reason, answer.lookup_seconds)
+        report = self._report(compile_range, source=answer.source, lookup_seconds=answer.lookup_seconds)
+        describe_manifest(report, artifact.manifest)
+        slot = _slot_for(compile_range)
+
+        def called() -> None:
+            report.used = True
+            client.used(artifact)
+
+        def failed(error: Exception) -> Call:
+            if isinstance(error, InputMismatchError):
+                raise error
+            client.bad(want, artifact, "CALL_FAILED", f"{type(error).__name__}: {error}")
+            if loaded.spec.mutated_inputs:
+                raise error  # Inputs may have been written already: running again could be wrong.
+            return self._when_called(compile_range, f"the artifact failed at its first call: {error}", error)
+
+        constants = encoded.constants
+        run: Call = loaded
+        if constants:
+
+            def with_constants(*args: Any) -> Any:
+                return loaded(*args, *constants)
+
+            run = with_constants
+        on_first_call(slot, run, called, failed)
+        return slot
+
+    def _report(self, compile_range: Range, **fields: Any) -> GraphReport:
+        bounds = None if compile_range.symbol is None else (compile_range.lower, compile_range.upper)
+        nodes = sum(node.op in ("call_function", "call_method") for node in self._gm.graph.nodes)
+        report = GraphReport(key="", compile_range=bounds, target=self._target, nodes=nodes, **fields)
+        self._reports.append(report)
+        return add(report)
+
+    def _all_local(self, plan: RangePlan, reason: str) -> Call:
+        return self._dispatch([self._local_slot(item, reason, 0.0) for item in plan.ranges], plan)
+
+    def _local_slot(self, compile_range: Range, reason: str, lookup_seconds: float) -> Slot:
+        """Compile here and now, once for all ranges with the same passes."""
+        self._refuse_if_remote(reason, None)
+        passes = self._resolved.active_passes(compile_range)
+        if passes not in self._local_builds:
+            self._local_builds[passes] = fallback.compile_while_tracing(
+                self._gm, self._example_inputs, self._resolved, compile_range, self._target, self._options
+            )
+        build = self._local_builds[passes]
+        slot = _slot_for(compile_range)
+        self._account_local(slot, build, compile_range, reason, lookup_seconds)
+        return slot
+
+    def _when_called(self, compile_range: Range, reason: str, cause: Exception | None = None) -> Call:
+        """Return a local build for calls that come after the trace."""
+        self._refuse_if_remote(reason, cause)
+        build = fallback.compile_when_called(
+            self._gm, self._resolved, compile_range, self._target, self._options
+        )
+        slot = _slot_for(compile_range)
+        self._account_local(slot, build, compile_range, reason, 0.0)
+        return lambda *args: slot.run(*args)
+
+    def _account_local(
+        self, slot: Slot, build: fallback.LocalBuild, compile_range: Range, reason: str, lookup_seconds: float
+    ) -> None:
+        if reason != "mode is local":
+            warn_once(f"compiled here: {reason}")
+        report = self._report(compile_range, source="local", reason=reason, lookup_seconds=lookup_seconds)
+        build.describe(report)
+
+        def called() -> None:
+            report.used = True
+            build.describe(report)
+
+        def failed(error: Exception) -> Call:
+            raise error
+
+        on_first_call(slot, build.call, called, failed)
+
+    def _refuse_if_remote(self, reason: str, cause: Exception | None) -> None:
+        if self._options.mode == "remote":
+            raise RemoteCompileError(
+                f'{reason} (mode="remote" does not compile here; mode="auto" does)'
+            ) from cause
+
+    def _dispatch(self, slots: list[Slot], plan: RangePlan) -> Call:
+        gaps: dict[tuple[int, int], Call] = {}
+        symbol = plan.ranges[0].symbol if plan.ranges else None
+
+        def outside(size: int | None) -> Call:
+            lower, upper, within = _neighbourhood(slots, size)
+            if (lower, upper) not in gaps:
+                compile_range = Range() if size is None else Range(symbol=symbol, lower=lower, upper=upper)
+                if within:
+                    shown = "the call's sizes break" if size is None else f"size {size} breaks"
+                    reason = f"{shown} an assumption that the artifact was built on"
+                else:
+                    reason = f"size {size} is outside every compile range ({plan.describe()})"
+                gaps[lower, upper] = self._when_called(compile_range, reason)
+            return gaps[lower, upper]
+
+        return dispatch(slots, plan.source, outside)
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Log a warning, once for each text in this process."""
+    _log.warning(message)
+
+
+def _slot_for(compile_range: Range) -> Slot:
+    """Return an empty slot for a range; one without a symbol takes every size."""
+    if compile_range.symbol is None:
+        return Slot(0, _UNBOUNDED, _unset)
+    return Slot(compile_range.lower, compile_range.upper, _unset)
+
+
+def _unset(*args: Any) -> Any:
+    raise AssertionError("a slot was called before it was filled")
+
+
+def _neighbourhood(slots: Sequence[Slot], size: int | None) -> tuple[int, int, bool]:
+    """Return the slot that holds `size`, or the gap between slots that does, and whether it is a slot."""
+    if size is None:
+        return 0, _UNBOUNDED, True
+    lower, upper = 0, _UNBOUNDED
+    for slot in slots:
+        if slot.lower <= size <= slot.upper:
+            return slot.lower, slot.upper, True
+        if slot.upper < size:
+            lower = slot.upper + 1
+        else:
+            upper = min(upper, slot.lower - 1)
+    return lower, upper, False
+
+
+def _reason(answer: Obtained) -> str:
+    """Say why there is no artifact."""
+    error = answer.error
+    if isinstance(error, ArtifactRejectedError):
+        return f"the artifact was refused: {error}"
+    if isinstance(error, DaemonRefusedError):
+        if error.reason == "NOT_CACHEABLE":
+            return f"not cacheable: {error.message}"
+        return f"the daemon refused: {error}"
+    return f"no daemon: {error}"
+
+
+def _activation_dtype(encoded: Encoded | None) -> str:
+    """Return the dtype of the model's activations, taken to be that of its first floating parameter or
+    input."""
+    metas = [item for item in encoded.graph.inputs if isinstance(item.meta, TensorMeta)] if encoded else []
+    metas.sort(key=lambda item: item.role is not Role.PARAMETER)
+    for item in metas:
+        if isinstance(item.meta, TensorMeta) and item.meta.dtype in DTYPE_BYTES:
+            return item.meta.dtype
+    return "bfloat16"

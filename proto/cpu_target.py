@@ -1,7 +1,8 @@
 """CPU targets: what an artifact for one of them needs of the processor, and what this machine has.
 
-Both sides use it: the daemon to choose its default target, the client to choose "auto" and to refuse a build for a larger processor.
-A target fixes the instruction set of the generated code; compiler flags for it live in server/worker/isa.py.
+Both sides use it: the daemon to choose its default target, the client to choose "auto" and to refuse a
+build for a larger processor. A target fixes the instruction set of the generated code; compiler flags for
+it live in server/worker/isa.py.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ CPU_TARGETS: tuple[CpuTarget, ...] = (CpuTarget("cpu-avx512", _V4), CpuTarget("c
 
 @functools.cache
 def host_flags() -> frozenset[str]:
-    """Return the flags of this machine's first processor, or none where they cannot be known (not Linux on x86-64)."""
+    """Return the flags of this machine's first processor, or none where they cannot be known (not Linux on
+    x86-64).
+    """
     if platform.machine() not in ("x86_64", "AMD64"):
         return frozenset()
     try:
@@ -50,7 +53,9 @@ def is_cpu_target(name: str) -> bool:
 
 
 def refusal(name: str, flags: frozenset[str] | None = None) -> str | None:
-    """Return why a processor with `flags` (default: this one) cannot run code for the target `name`, or None when it can."""
+    """Return why a processor with `flags` (default: this one) cannot run code for the target `name`, or
+    None when it can.
+    """
     have = host_flags() if flags is None else flags
     for target in CPU_TARGETS:
         if target.name == name:

@@ -1,8 +1,8 @@
 """Reads the one pickle that an artifact carries, by a closed list of names. Never imports torch itself.
 
-What AOTAutograd must remember of a graph (aliases, mutations, views of outputs) has no other form in torch than a pickle of its own
-classes. It lies inside signed content; the list is the second fence: a name that is not on it is refused before anything is imported,
-and nothing on it runs code of its argument's choosing.
+What AOTAutograd must remember of a graph (aliases, mutations, views of outputs) has no other form in torch
+than a pickle of its own classes. It lies inside signed content; the list is the second fence: a name that
+is not on it is refused before anything is imported, and nothing on it runs code of its argument's choosing.
 """
 
 from __future__ import annotations
@@ -12,10 +12,30 @@ import pickle
 from collections.abc import Mapping
 
 _AOT = "torch._functorch._aot_autograd"
-_DTYPES = (
-    "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 complex32 complex64 complex128 "
-    "float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2"
-).split()
+_DTYPES = [
+    "bool",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex32",
+    "complex64",
+    "complex128",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+]
 
 # module -> names. Data classes and enums of AOTAutograd's runtime metadata, plain containers, dtypes.
 ALLOWED: Mapping[str, frozenset[str]] = {

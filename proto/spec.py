@@ -1,4 +1,6 @@
-"""The input spec of an artifact: what the compiled code assumes of its inputs, as data that a host checks before each call."""
+"""The input spec of an artifact: what the compiled code assumes of its inputs, as data that a host checks
+before each call.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ class Constant:
 class ArtifactSpec:
     """What a host must know before it may call an artifact.
 
-    `symbols` carry the interval that the code was built for: the compile range, where that names the symbol. `guards` must all be
-    true of the symbols' values. Inputs in `aligned_inputs` must start at a multiple of 16 bytes; those in `mutated_inputs` are written.
+    `symbols` carry the interval that the code was built for: the compile range, where that names the
+    symbol. `guards` must all be true of the symbols' values. Inputs in `aligned_inputs` must start at a
+    multiple of 16 bytes; those in `mutated_inputs` are written.
     """
 
     target: str

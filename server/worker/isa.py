@@ -1,7 +1,8 @@
 """Makes Inductor build for a stated CPU target instead of for the machine it runs on. Worker processes only.
 
-Left alone, Inductor probes the processor and compiles with -march=native: what it writes then crashes on a lesser host. Here the vector
-width, the compiler's architecture and the thread count are facts of the target.
+Left alone, Inductor probes the processor and compiles with -march=native: what it writes then crashes on a
+lesser host. Here the vector width, the compiler's architecture and the thread count are facts of the
+target.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,9 @@ import torch
 import torch._inductor.config as inductor_config
 from torch._inductor import codecache, cpp_builder, cpu_vec_isa
 
-# Loops are split for this many threads; how many run is the host's choice at each call (`cpp.dynamic_threads`). It decides how many
-# loop levels are collapsed (until 2x this many pieces), so it must not be the builder's own core count.
+# Loops are split for this many threads; how many run is the host's choice at each call
+# (`cpp.dynamic_threads`). It decides how many loop levels are collapsed (until 2x this many pieces), so it
+# must not be the builder's own core count.
 PLANNED_THREADS = 32
 
 
@@ -45,7 +46,8 @@ _Flags = tuple[list[str], list[str]]
 
 @contextlib.contextmanager
 def building_for(isa: IsaBuild, headers_dir: Path) -> Iterator[None]:
-    """Build for `isa` while the context lasts, wherever this runs: nothing is probed, no path of this machine is written down.
+    """Build for `isa` while the context lasts, wherever this runs: nothing is probed, no path of this
+    machine is written down.
 
     Precompiled headers are taken from `headers_dir`, or made there.
     """
@@ -72,16 +74,23 @@ def _config_for(isa: IsaBuild) -> dict[str, Any]:
 
 
 def _flags_for(isa: IsaBuild, own_flags: Callable[..., _Flags]) -> Callable[..., _Flags]:
-    # `config.cpp.march` exists from torch 2.13 on; the list of flags is the same in 2.11, so this serves both. The job's own folder
-    # is in no map: it is in nothing that the compiler writes without line tables, and would make every job's header its own.
-    maps = {str(Path(torch.__file__).parent): "torch", sysconfig.get_path("include"): "python"}
+    # `config.cpp.march` exists from torch 2.13 on; the list of flags is the same in 2.11, so this serves
+    # both.
+    torch_dir = str(Path(torch.__file__).parent)
 
     def flags(cpp_compiler: str, min_optimize: bool = False) -> _Flags:
         cflags, ldflags = own_flags(cpp_compiler, min_optimize)
         kept = [flag for flag in cflags if not flag.startswith(("march=", "mtune=", "mcpu="))]
-        prefix_maps = [f"ffile-prefix-map={path}={name}" for path, name in maps.items()]
-        # -s: no symbol table, which names the source file; no build id, so that equal sources give equal bytes.
-        return [*kept, f"march={isa.march}", *prefix_maps], [*ldflags, "Wl,-s", "Wl,--build-id=none"]
+        # Bounds checks name their source file. With a name of our own no path gets in, and equal kernels
+        # have equal bytes in every job.
+        named = [
+            "Wno-builtin-macro-redefined",
+            'D__FILE__=\\"kernel\\"',
+            f"ffile-prefix-map={torch_dir}=torch",
+        ]
+        # -s: no symbol table, which names the source file; no build id, so that equal sources give equal
+        # bytes.
+        return [*kept, f"march={isa.march}", *named], [*ldflags, "Wl,-s", "Wl,--build-id=none"]
 
     return flags
 
@@ -89,8 +98,9 @@ def _flags_for(isa: IsaBuild, own_flags: Callable[..., _Flags]) -> Callable[...,
 def _precompiled_header(headers_dir: Path, header: str, command_line: str, **compile_command: Any) -> str:
     """Return the path of a file that includes `header`, its precompiled form beside it.
 
-    Inductor's own keeps them in one folder per user, and runs the preprocessor and openssl in every process to name them. A seed is made
-    for one toolchain (seed.py), so here the name is the command line, the compiler and the release of torch.
+    Inductor's own keeps them in one folder per user, and runs the preprocessor and openssl in every process
+    to name them. A seed is made for one toolchain (seed.py), so here the name is the command line, the
+    compiler and the release of torch.
     """
     compile_command.pop("extra_flags", None)  # inputs of the linker
     options = cpp_builder.CppTorchDeviceOptions(**compile_command, precompiling=True)

@@ -1,6 +1,8 @@
-"""The seed: precompiled headers that every compilation starts from, made once per toolchain and then only read.
+"""The seed: precompiled headers that every compilation starts from, made once per toolchain and then only
+read.
 
-A compilation without it spends 6 to 10 s on `cpp_prefix.h`. The folder holds `headers/` and nothing that a job could have written.
+A compilation without it spends 6 to 10 s on `cpp_prefix.h`. The folder holds `headers/` and nothing that a
+job could have written.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ extern "C" void kernel(float* out) { at::vec::Vectorized<float>(1.0f).store(out)
 
 
 def make_seed(folder: Path, targets: tuple[str, ...] = ("cpu-avx2",)) -> None:
-    """Make `folder` a seed for the CPU targets among `targets`. Needs a C++ compiler; about 10 s and 150 MB a target.
+    """Make `folder` a seed for the CPU targets among `targets`. Needs a C++ compiler; about 10 s and 150 MB
+    a target.
 
     Headers that are there stay. A reader never sees half a header: each is made beside and renamed.
 
@@ -61,5 +64,3 @@ def use_headers(headers: Path, private: Path) -> None:
     if headers.is_dir():
         for path in headers.iterdir():
             (private / path.name).symlink_to(path.resolve())
-
-

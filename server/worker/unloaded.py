@@ -1,6 +1,7 @@
 """Compiles Inductor's C++ kernels without loading them.
 
-A worker has no use for a kernel but its bytes, and a target that this machine lacks could not be run here anyway.
+A worker has no use for a kernel but its bytes, and a target that this machine lacks could not be run here
+anyway.
 """
 
 from __future__ import annotations
@@ -33,17 +34,19 @@ def unloaded_kernels() -> Iterator[None]:
         setattr(module, cls.entry_function, UnloadedKernel(path))
         return module
 
-    before = CppPythonBindingsCodeCache.__dict__["_load_library_inner"]
-    # type: the attribute is declared a method; a class method is what it is.
-    CppPythonBindingsCodeCache._load_library_inner = classmethod(load)  # type: ignore[assignment,method-assign]
+    cache: Any = CppPythonBindingsCodeCache  # Any: torch declares a method, a class method is what it is.
+    before = cache.__dict__["_load_library_inner"]
+    cache._load_library_inner = classmethod(load)
     try:
         yield
     finally:
-        CppPythonBindingsCodeCache._load_library_inner = before  # type: ignore[method-assign]
+        cache._load_library_inner = before
 
 
 def kernel_file(argtypes: Sequence[str], source: str) -> Path:
-    """Return the shared library of a kernel: the one that was compiled in this context, or a new one. Inside `unloaded_kernels`."""
+    """Return the shared library of a kernel: the one that was compiled in this context, or a new one.
+    Inside `unloaded_kernels`.
+    """
     kernel = CppPythonBindingsCodeCache.load_pybinding(argtypes, source)
     assert isinstance(kernel, UnloadedKernel)
     return kernel.path

@@ -1,8 +1,8 @@
 """Turns the Python that Inductor wrote into the Python that an artifact carries.
 
-Kernels become lookups by digest, comments (they quote the user's files) go, and so do the parts that only a benchmark or a compiling
-host needs, and the size checks of inputs, which the host does from the input spec before the call. What a host executes then imports
-torch and nothing of the compiler.
+Kernels become lookups by digest, comments (they quote the user's files) go, and so do the parts that only a
+benchmark or a compiling host needs, and the size checks of inputs, which the host does from the input spec
+before the call. What a host executes then imports torch and nothing of the compiler.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ NATIVE_KERNEL = "native_kernel"
 EXTERN_KERNELS = "extern_kernels"
 PROVIDED = frozenset({NATIVE_KERNEL, EXTERN_KERNELS})
 
-# Modules that carried source may import: Python's own for numbers, and torch. The compiler's own modules are named one by one.
+# Modules that carried source may import: Python's own for numbers, and torch. The compiler's own modules
+# are named one by one.
 IMPORTABLE = frozenset({"torch", "math", "cmath", "ctypes", "torch._inductor.codegen.memory_planning"})
 
 _INPUT_CHECKS = frozenset({"assert_size_stride", "assert_alignment"})
@@ -44,13 +45,19 @@ def carried_source(source: str, carry_kernel: CarryKernel) -> str:
 def _carry(statement: ast.stmt, carry_kernel: CarryKernel) -> ast.stmt:
     """Replace `name = async_compile.cpp_pybinding(types, source)` by `name = native_kernel(digest)`."""
     match statement:
-        case ast.Assign(
-            value=ast.Call(func=ast.Attribute(value=ast.Name(id="async_compile"), attr=kind), args=arguments)
-        ) as assign:
+        case (
+            ast.Assign(
+                value=ast.Call(
+                    func=ast.Attribute(value=ast.Name(id="async_compile"), attr=kind), args=arguments
+                )
+            ) as assign
+        ):
             if kind != "cpp_pybinding" or len(arguments) != 2:
                 raise NotCacheable(f"the compiled code has a kernel of the kind {kind!r}")
             argtypes, code = (ast.literal_eval(argument) for argument in arguments)
-            lookup = ast.Call(ast.Name(NATIVE_KERNEL, ast.Load()), [ast.Constant(carry_kernel(argtypes, code))], [])
+            lookup = ast.Call(
+                ast.Name(NATIVE_KERNEL, ast.Load()), [ast.Constant(carry_kernel(argtypes, code))], []
+            )
             return ast.copy_location(ast.Assign(assign.targets, lookup), assign)
     return statement
 

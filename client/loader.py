@@ -1,0 +1,220 @@
+"""Turns an artifact's content into a callable. What it reads was signed by a builder that this host trusts;
+the caller has verified that.
+
+Nothing in torch is patched, no file is written and no compiler is run: Inductor's wrapper is executed from
+memory, its kernels are mapped from memory, and AOTAutograd's own record puts its runtime wrappers around
+them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fuse_cache.client.checker import InputChecker
+from fuse_cache.client.native import EXTERN_KERNELS, NativeLoadError, kernel
+from fuse_cache.proto import artifact_pb2, cpu_target, safe_pickle
+from fuse_cache.proto.container import unpack
+from fuse_cache.proto.errors import ContainerError
+from fuse_cache.proto.graph import Graph, Input, SymMeta, TensorMeta
+from fuse_cache.proto.spec import ArtifactSpec, SpecError, decode_spec
+
+
+class ArtifactLoadError(Exception):
+    """The content cannot become a callable on this host. The caller compiles locally, reports it, and does
+    not try again.
+
+    `reason` is for people, and for `GraphReport.reason`.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class LoadedArtifact:
+    """A compiled graph. Call it with the graph's inputs in order; it returns the outputs as a tuple. Safe
+    for concurrent use.
+    """
+
+    def __init__(
+        self, spec: ArtifactSpec, check: InputChecker, run: Callable[[list[Any]], Sequence[Any]]
+    ) -> None:
+        self.spec = spec
+        self._check = check
+        self._run = run
+
+    def __call__(self, *args: Any) -> tuple[Any, ...]:
+        """Check the inputs and run.
+
+        Raises:
+            InputMismatchError: an input is not what the artifact was built for; nothing was launched.
+        """
+        self._check(args)
+        return tuple(self._run(list(args)))
+
+    def check(self, args: Sequence[Any]) -> None:
+        """Check inputs without running, with the errors of a call."""
+        self._check(args)
+
+
+def load(
+    content: bytes,
+    manifest: artifact_pb2.Manifest | None = None,
+    *,
+    graph: Graph | None = None,
+    names: Sequence[str] = (),
+) -> LoadedArtifact:
+    """Return the callable in `content`.
+
+    `manifest` (verified) and `graph` (what the host captured) must agree with what the content says of
+    itself, where they are given. `names` are the inputs' names, for messages.
+
+    Raises:
+        ArtifactLoadError: this host cannot use it.
+    """
+    try:
+        sections = unpack(content)
+        spec = decode_spec(sections["spec"])
+        wrapper = sections["wrapper"].decode()
+        record = sections["aot"]
+    except (ContainerError, SpecError, UnicodeDecodeError) as error:
+        raise ArtifactLoadError(f"the content is damaged: {error}") from error
+    except KeyError as error:
+        raise ArtifactLoadError(f"the content has no section {error}") from error
+    _check_host(spec)
+    _check_agreement(spec, manifest, graph)
+    try:
+        check = InputChecker(spec, names)
+    except ValueError as error:
+        raise ArtifactLoadError(str(error)) from error
+    call = _execute(wrapper, sections, spec)
+    return LoadedArtifact(spec, check, _with_aot(record, call))
+
+
+def _check_host(spec: ArtifactSpec) -> None:
+    refusal = cpu_target.refusal(spec.target)
+    if refusal is not None:
+        raise ArtifactLoadError(refusal)
+    release = str(torch.__version__).partition("+")[0]
+    if spec.torch != release:
+        raise ArtifactLoadError(f"built with torch {spec.torch}, this host has {release}")
+
+
+def _check_agreement(spec: ArtifactSpec, manifest: artifact_pb2.Manifest | None, graph: Graph | None) -> None:
+    if manifest is not None:
+        if manifest.target != spec.target:
+            raise ArtifactLoadError(f"the manifest says {manifest.target}, the content {spec.target}")
+        if manifest.range.symbol_plus_one:
+            number = manifest.range.symbol_plus_one - 1
+            built_for = spec.symbols[number] if number < len(spec.symbols) else None
+            if built_for is None or (built_for.lower, built_for.upper) != (
+                manifest.range.lower,
+                manifest.range.upper,
+            ):
+                raise ArtifactLoadError("the manifest and the content name different ranges")
+    if graph is not None:
+        if len(graph.inputs) != len(spec.inputs):
+            raise ArtifactLoadError(
+                f"the graph has {len(graph.inputs)} inputs, the artifact {len(spec.inputs)}"
+            )
+        for index, (have, want) in enumerate(zip(graph.inputs, spec.inputs, strict=True)):
+            if _form(have) != _form(want):
+                raise ArtifactLoadError(f"input {index} of the graph is not what the artifact was built for")
+
+
+def _form(item: Input) -> object:
+    meta = item.meta
+    if isinstance(meta, TensorMeta):
+        return meta.dtype, meta.device, meta.size, meta.stride
+    assert isinstance(meta, SymMeta)
+    return meta.value
+
+
+def _execute(wrapper: str, sections: Mapping[str, bytes], spec: ArtifactSpec) -> Callable[[list[Any]], Any]:
+    """Execute Inductor's wrapper and return its `call`, which takes a list and empties it."""
+    name = f"fuse_cache_artifact_{hashlib.sha256(wrapper.encode()).hexdigest()[:16]}"
+
+    def native_kernel(digest: str) -> Callable[..., None]:
+        return kernel(digest, sections[f"so/{digest}"])
+
+    namespace: dict[str, Any] = {
+        "__name__": name,
+        "native_kernel": native_kernel,
+        "extern_kernels": EXTERN_KERNELS,
+    }
+    try:
+        exec(compile(wrapper, f"<{name}>", "exec"), namespace)
+        for constant in spec.constants:
+            data = bytearray(sections[f"constant/{constant.name}"])
+            dtype = getattr(torch, constant.dtype)
+            # An empty buffer is refused by frombuffer.
+            flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+            namespace[constant.name] = flat.reshape(constant.size)
+        call: Callable[[list[Any]], Any] = namespace["call"]
+    except NativeLoadError as error:
+        raise ArtifactLoadError(str(error)) from error
+    except Exception as error:
+        raise ArtifactLoadError(f"the wrapper does not run here: {type(error).__name__}: {error}") from error
+    if not spec.aligned_inputs:
+        return call
+    from torch._inductor.utils import align_inputs_from_check_idxs
+    from torch.utils._ordered_set import OrderedSet
+
+    aligned: Callable[[list[Any]], Any] = align_inputs_from_check_idxs(
+        call, spec.aligned_inputs, OrderedSet(spec.mutated_inputs)
+    )
+    return aligned
+
+
+class _Forward:
+    """What AOTAutograd's record asks for its compiled graph: it stands where torch's own would load from a
+    cache folder.
+    """
+
+    def __init__(self, call: Callable[[list[Any]], Any]) -> None:
+        def boxed(args: list[Any]) -> Any:
+            return call(args)
+
+        # torch's mark for "takes a list and empties it"
+        boxed._boxed_call = True  # type: ignore[attr-defined]
+        self._call = boxed
+
+    def load(self, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        return self._call
+
+    def post_compile(
+        self, result: Callable[[list[Any]], Any], fx_config: object
+    ) -> Callable[[list[Any]], Any]:
+        return result
+
+
+def _with_aot(record: bytes, call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Sequence[Any]]:
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    try:
+        entry: Any = safe_pickle.loads(record)
+        entry.compiled_fw = _Forward(call)
+        with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+            run: Callable[[list[Any]], Sequence[Any]] = entry.wrap_post_compile(
+                [], entry.sanitized_aot_config, {}
+            )
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        AttributeError,
+        ImportError,
+        TypeError,
+        KeyError,
+        AssertionError,
+    ) as error:
+        raise ArtifactLoadError(
+            f"AOTAutograd's record does not fit this torch: {type(error).__name__}: {error}"
+        ) from error
+    return run

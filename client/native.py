@@ -1,0 +1,134 @@
+"""Loads an artifact's kernels from memory, and offers what its Python calls. Needs no compiler, no cache
+folder and no writable disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import itertools
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+
+_MFD_EXEC: Final = 0x10  # Linux 6.3; older kernels answer EINVAL and make every memfd executable.
+
+_counter = itertools.count(1)
+_kernels: dict[str, Callable[..., None]] = {}
+_lock = (
+    threading.Lock()
+)  # Guards _kernels, and that a library is loaded once. Held while one is loaded (0.3 ms).
+
+
+class NativeLoadError(Exception):
+    """A kernel cannot be loaded here: a library or symbol is missing, or nothing may be executed from
+    memory or disk.
+    """
+
+
+def kernel(digest: str, library: bytes) -> Callable[..., None]:
+    """Return the kernel in the shared library `library`, loaded once per process for each `digest`. Safe
+    for concurrent use.
+
+    Raises:
+        NativeLoadError: this host cannot load it.
+    """
+    with _lock:
+        found = _kernels.get(digest)
+        if found is None:
+            found = _kernels[digest] = _load(library)
+        return found
+
+
+def _load(library: bytes) -> Callable[..., None]:
+    # Inductor's bindings take this address from the environment, its own loader sets it in the same way.
+    guards: Any = torch._C._dynamo.guards
+    address = guards._torchinductor_pyobject_tensor_data_ptr
+    os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
+    try:
+        with _as_file(library) as path:
+            # Not through importlib: it keeps single-phase modules by file name and would give the first of
+            # all `kernel` modules.
+            handle = ctypes.PyDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+        init = handle.PyInit_kernel
+        init.restype = ctypes.py_object
+        loaded: Callable[..., None] = init().kernel
+    except (OSError, AttributeError, RuntimeError) as error:
+        raise NativeLoadError(f"a kernel cannot be loaded on this host: {error}") from error
+    return loaded
+
+
+@contextlib.contextmanager
+def _as_file(library: bytes) -> Iterator[str]:
+    """Give a path that dlopen can open: of sealed memory, or of a temporary file where there is no memfd or
+    no /proc.
+    """
+    try:
+        fd = _memory_file(library)
+    except OSError:
+        with tempfile.NamedTemporaryFile(prefix="fuse-cache-", suffix=".so") as file:
+            file.write(library)
+            file.flush()
+            yield file.name
+        return
+    try:
+        yield _unique_path(fd)
+    finally:
+        os.close(fd)
+
+
+def _memory_file(library: bytes) -> int:
+    if not os.path.isdir("/proc/self/fd"):
+        raise OSError(errno.ENOENT, "there is no /proc")
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        fd = os.memfd_create("fuse-cache", flags | _MFD_EXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        fd = os.memfd_create("fuse-cache", flags)
+    try:
+        view = memoryview(library)
+        while view:
+            view = view[os.write(fd, view) :]
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _unique_path(fd: int) -> str:
+    """Name `fd` as no other call has: dlopen answers a name it has seen with the library it then loaded,
+    and numbers come again.
+    """
+    bits = bin(next(_counter))[2:]
+    return f"/proc/self/fd/{''.join('./' if bit == '0' else './/' for bit in bits)}{fd}"
+
+
+class ExternKernels:
+    """The library calls of an artifact, `extern_kernels.mm(...)`. The usual ones are torch's own; others
+    are asked of Inductor.
+    """
+
+    mm = staticmethod(torch.mm)
+    addmm = staticmethod(torch.addmm)
+    bmm = staticmethod(torch.bmm)
+    baddbmm = staticmethod(torch.baddbmm)
+
+    def __getattr__(self, name: str) -> Any:
+        from torch._inductor.select_algorithm import extern_kernels
+
+        found = getattr(extern_kernels, name)
+        setattr(self, name, found)
+        return found
+
+
+EXTERN_KERNELS: Final = ExternKernels()

@@ -1,0 +1,139 @@
+"""Runs Inductor over one graph and returns AOTAutograd's record of the result: what an artifact is made
+from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+
+from torch._guards import TracingContext, tracing
+from torch._inductor import standalone_compile
+from torch._subclasses import FakeTensorMode
+
+from fuse_cache.server.worker.errors import NotCacheable, translate
+from fuse_cache.server.worker.rebuild import size_oblivious
+
+# One process, one build, nobody else's caches. What is not named here keeps torch's default, whatever the
+# environment says of it.
+_CONFIG: Mapping[str, Any] = {
+    "force_disable_caches": False,
+    "fx_graph_cache": True,
+    "fx_graph_remote_cache": False,
+    "autotune_remote_cache": False,
+    "bundled_autotune_remote_cache": False,
+    "cpp_wrapper": False,
+    "freezing": False,
+    "max_autotune": False,
+    "size_asserts": True,  # of what extern kernels return; those of inputs become the input spec
+    "trace.enabled": False,
+    "wrap_inductor_compiled_regions": False,
+}
+_FUNCTORCH_CONFIG: Mapping[str, Any] = {
+    "enable_autograd_cache": True,
+    "enable_remote_autograd_cache": False,
+    "strict_autograd_cache": True,  # raise where torch would silently keep no record
+    "bundled_autograd_cache": True,
+}
+
+
+def compile_graph(
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    fake_mode: FakeTensorMode,
+    patches: Mapping[str, Any],
+) -> Any:
+    """Compile `gm`, whose placeholders' own fake values are `inputs`, and return AOTAutograd's record of it.
+
+    `patches` are of Inductor's configuration: passes, options, what the target needs.
+
+    Raises:
+        NotCacheable: torch compiles the graph but keeps no record of it.
+        BuildFailed: the compiler raised.
+    """
+    try:
+        with _configured(patches), tracing(TracingContext(fake_mode)):
+            artifact = standalone_compile(
+                gm, list(inputs), dynamic_shapes="from_tracing_context", options={}, aot=True
+            )
+            compiled_fn: Any = getattr(artifact, "inner_fn", artifact)
+            return _record(compiled_fn)
+    except Exception as error:
+        raise translate(error, "inductor") from error
+
+
+def _record(compiled_fn: Any) -> Any:
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    # The table is the whole process's, and Inductor has copied from it what it needs.
+    kernel_side_table.reset_table()
+    entry = compiled_fn.serialize()
+    if getattr(entry, "compiled_fw", None) is None or not hasattr(entry.compiled_fw.result, "source_code"):
+        raise NotCacheable("the compiler's result has no form that can be carried")
+    return entry
+
+
+@contextlib.contextmanager
+def _configured(patches: Mapping[str, Any]) -> Iterator[None]:
+    known = inductor_config.get_config_copy()
+    known_functorch = functorch_config.get_config_copy()
+    config = {name: value for name, value in _CONFIG.items() if name in known}
+    config["compile_threads"] = max(1, len(os.sched_getaffinity(0)))
+    functorch = {name: value for name, value in _FUNCTORCH_CONFIG.items() if name in known_functorch}
+    with (
+        _environment(
+            "TORCH_WARM_POOL", "0"
+        ),  # a pool of processes that would compile Triton and import torch for it
+        inductor_config.patch({**config, **patches}),
+        functorch_config.patch(functorch),
+        size_oblivious(),
+        _size_oblivious_views(),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _size_oblivious_views() -> Iterator[None]:
+    """Let Inductor's lowering of views treat a size of 1 like any other, as tracing does under
+    `backed_size_oblivious`.
+
+    `ir.View.create` asks for that with unbacked sizes only; with the client's sizes it compares example
+    values instead and leaves guards like `batch != 1` behind, so that the artifact would refuse a batch of
+    one.
+    """
+    from torch._subclasses import fake_impls
+
+    compute = fake_impls._compute_stride
+
+    def compute_stride(
+        old_shape: Any, old_stride: Any, new_shape: Any, size_oblivious: bool = False
+    ) -> list[Any] | None:
+        strides = compute(old_shape, old_stride, new_shape, size_oblivious=True)
+        if strides is None and not size_oblivious:
+            return compute(old_shape, old_stride, new_shape, size_oblivious=False)
+        return strides
+
+    fake_impls._compute_stride = compute_stride
+    try:
+        yield
+    finally:
+        fake_impls._compute_stride = compute
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before

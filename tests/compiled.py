@@ -1,0 +1,91 @@
+"""Artifacts for tests: one seed per machine, one build per graph and test session."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuse_cache.client.ambient import capture_ambient
+from fuse_cache.client.graph import Encoded, encode_graph
+from fuse_cache.proto.cpu_target import host_cpu_target
+from fuse_cache.proto.pass_config import PassConfig, PassContext
+from fuse_cache.proto.request import Ambient, Range, RequestFields
+from fuse_cache.server.worker import isa, seed
+from fuse_cache.server.worker.compile import build
+from fuse_cache.server.worker.protocol import Built, Job
+from tests.models import Captured
+
+TARGET = host_cpu_target() or "cpu-avx2"
+
+
+@functools.cache
+def seed_dir(target: str = TARGET) -> Path:
+    """Return a seed for `target`, made once per machine and version of what makes it: it takes 10 s and 150
+    MB.
+    """
+    identity = (
+        Path(isa.__file__).read_bytes() + Path(seed.__file__).read_bytes() + str(torch.__version__).encode()
+    )
+    name = f"fuse-cache-test-seed-{os.getuid()}-{hashlib.sha256(identity).hexdigest()[:12]}"
+    folder = Path(tempfile.gettempdir()) / name
+    seed.make_seed(folder, (target,))
+    return folder
+
+
+@contextmanager
+def inductor_folder(folder: Path) -> Iterator[None]:
+    """Give Inductor a folder of its own, as a worker has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        yield
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A graph and what was built from it."""
+
+    captured: Captured
+    encoded: Encoded
+    built: Built
+    request: RequestFields
+
+
+def compile_captured(
+    captured: Captured,
+    folder: Path,
+    *,
+    target: str = TARGET,
+    compile_range: Range | None = None,
+    ambient: Ambient | None = None,
+    pass_config: PassConfig | None = None,
+    stages: list[str] | None = None,
+) -> Compiled:
+    """Encode what Dynamo captured and build it in this process, as a worker would."""
+    encoded = encode_graph(captured.gm, captured.example_inputs)
+    resolved = (pass_config or PassConfig()).resolve(PassContext(target=target))
+    if ambient is None:
+        with torch.no_grad():
+            ambient = capture_ambient()
+    request = RequestFields(
+        graph_digest=encoded.digest,
+        pass_config=resolved.encode(),
+        range=compile_range or Range(),
+        target=target,
+        ambient=ambient,
+    )
+    job = Job(
+        job_id="test", dir=folder, graph=encoded.data, request=request.encode(), seed_dir=seed_dir(target)
+    )
+    told = [] if stages is None else stages
+    with inductor_folder(folder / "inductor"):
+        built = build(job, lambda stage, detail: told.append(stage))
+    return Compiled(captured, encoded, built, request)

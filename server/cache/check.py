@@ -45,20 +45,23 @@ def check(
     """
     now_s = time.time() if now_s is None else now_s
     problems: list[Problem] = []
+    # Contents first: a manifest dangles when its content is damaged too.
+    sound = {digest for digest, _ in _whole(tier, Space.CONTENT, checks, problems, fix=fix)}
+    damaged = {problem.what for problem in problems}
     named: set[bytes] = set()
     for key, entry in _whole(tier, Space.MANIFEST, checks, problems, fix=fix):
-        named.add(entry.meta.content)
-        if not tier.contains(Space.CONTENT, entry.meta.content):
+        content = entry.meta.content
+        named.add(content)
+        # Asked of the tier, not of `sound`: it may have been published since.
+        if _label(Space.CONTENT, content) in damaged or not tier.contains(Space.CONTENT, content):
             fixed = fix and tier.delete(Space.MANIFEST, key)
-            problems.append(
-                Problem("dangling", key.hex(), f"content {entry.meta.content.hex()[:12]} is gone", fixed)
-            )
-    for digest, _ in _whole(tier, Space.CONTENT, checks, problems, fix=fix):
-        age_s = now_s - _written_s(tier, digest, now_s)
+            detail = f"content {content.hex()[:12]} is gone"
+            problems.append(Problem("dangling", _label(Space.MANIFEST, key), detail, fixed))
+    for digest in sorted(sound - named):
         # A younger one may be half of a publish that is under way.
-        if digest not in named and age_s > UNNAMED_AGE_S:
+        if now_s - _written_s(tier, digest, now_s) > UNNAMED_AGE_S:
             fixed = fix and tier.delete(Space.CONTENT, digest)
-            problems.append(Problem("unnamed", digest.hex(), "no manifest names it", fixed))
+            problems.append(Problem("unnamed", _label(Space.CONTENT, digest), "no manifest names it", fixed))
     problems += _strangers(tier)
     problems += _temps(tier, fix=fix, now_s=now_s)
     if tier.folder.writable:
@@ -81,7 +84,7 @@ def _whole(
                 entry, reason = None, error.reason
             if reason is not None:
                 fixed = fix and tier.quarantine(space, name)
-                problems.append(Problem("damaged", f"{space.name.lower()} {name.hex()}", reason, fixed))
+                problems.append(Problem("damaged", _label(space, name), reason, fixed))
             elif entry is not None:
                 yield name, entry
 
@@ -126,7 +129,7 @@ def _index(tier: DiskTier, *, fix: bool) -> Iterator[Problem]:
                 row_bytes = rows.pop(name, None)
                 if size_bytes is None:
                     continue  # Deleted meanwhile.
-                what = f"{space.name.lower()} {name.hex()}"
+                what = _label(space, name)
                 if row_bytes is None:
                     yield Problem("unindexed", what, "the index does not know the file", fix)
                 elif row_bytes != size_bytes:
@@ -137,7 +140,11 @@ def _index(tier: DiskTier, *, fix: bool) -> Iterator[Problem]:
                     )
         for name in rows:
             if tier.folder.size(space, name) is None:
-                yield Problem("lost", f"{space.name.lower()} {name.hex()}", "the file is gone", fix)
+                yield Problem("lost", _label(space, name), "the file is gone", fix)
+
+
+def _label(space: Space, name: bytes) -> str:
+    return f"{space.name.lower()} {name.hex()}"
 
 
 def _written_s(tier: DiskTier, digest: bytes, now_s: float) -> float:

@@ -1,9 +1,9 @@
 """The content of an artifact: named sections in one run of bytes. Schema 1.
 
     "FCC" 0x01
-    u32 bytes of directory
+    u32 bytes of directory, BLAKE3 of directory
     directory: u32 count, then per section, in the order of the names:
-        u16 length, name, u8 codec (0 stored, 1 zstd), u64 raw bytes, u64 stored bytes, BLAKE3 of the raw
+        u16 length, name, u8 codec (0 stored, 1 zstd), u64 raw bytes, u64 stored bytes, BLAKE3 of the stored
     the stored bytes of each section, in the same order, and nothing after them
 
 Little endian. A container is trusted only after the signature over the manifest that names its digest; what
@@ -40,6 +40,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_./-]*", re.ASCII)
 _ENTRY: Final = struct.Struct("<BQQ32s")
 _U16: Final = struct.Struct("<H")
 _U32: Final = struct.Struct("<I")
+_PREFIX: Final = struct.Struct("<I32s")
 _LARGEST_ENTRY: Final = _U16.size + CONTAINER_NAME_BYTES + _ENTRY.size
 
 
@@ -70,8 +71,8 @@ def pack(sections: Mapping[str, bytes]) -> bytes:
         codec = _ZSTD if len(body) < len(raw) else _STORED
         bodies.append(body if codec == _ZSTD else raw)
         directory += _U16.pack(len(name)) + name.encode()
-        directory += _ENTRY.pack(codec, len(raw), len(bodies[-1]), blake3(raw).digest())
-    data = b"".join((_HEADER, _U32.pack(len(directory)), directory, *bodies))
+        directory += _ENTRY.pack(codec, len(raw), len(bodies[-1]), blake3(bodies[-1]).digest())
+    data = b"".join((_HEADER, _PREFIX.pack(len(directory), blake3(directory).digest()), directory, *bodies))
     _check_total(sum(len(raw) for raw in sections.values()), len(data))
     return data
 
@@ -89,10 +90,10 @@ def unpack(data: bytes) -> dict[str, bytes]:
     view = memoryview(data)
     unpacked = {}
     for section in sections:
-        raw = _read_section(section, view[at : at + section.stored_bytes])
-        if blake3(raw).digest() != section.digest:
+        stored = view[at : at + section.stored_bytes]
+        if blake3(stored).digest() != section.digest:
             raise ContainerError(f"section {section.name} does not fit its digest")
-        unpacked[section.name] = raw
+        unpacked[section.name] = _read_section(section, stored)
         at += section.stored_bytes
     return unpacked
 
@@ -102,11 +103,14 @@ def _read_directory(data: bytes) -> tuple[list[_Section], int]:
     if data[:4] != _HEADER:
         raise ContainerError("not a container: wrong first bytes or a schema that this side does not read")
     try:
-        (size,) = _U32.unpack_from(data, 4)
-        end = 8 + size
+        size, digest = _PREFIX.unpack_from(data, len(_HEADER))
+        start = len(_HEADER) + _PREFIX.size
+        end = start + size
         if size > 4 + CONTAINER_SECTIONS * _LARGEST_ENTRY or end > len(data):
             raise ContainerError("the directory is cut off, or too large")
-        directory = data[8:end]
+        directory = data[start:end]
+        if blake3(directory).digest() != digest:
+            raise ContainerError("the directory does not fit its digest")
         (count,) = _U32.unpack_from(directory, 0)
         if count > CONTAINER_SECTIONS:
             raise ContainerError(f"{count} sections; the limit is {CONTAINER_SECTIONS}")

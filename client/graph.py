@@ -185,6 +185,8 @@ class _GraphEncoder:
 
     def _input_meta(self, value: object) -> TensorMeta | SymMeta:
         if isinstance(value, Tensor):
+            if value.is_conj() or value.is_neg():
+                raise UnkeyableGraph("an input with a lazy conjugation or negation")
             return self._values.tensor(value)
         if isinstance(value, torch.SymInt):
             return SymMeta(self._symbols.dim(value))

@@ -41,7 +41,7 @@ _OTHER: Final[dict[type, OtherMeta]] = {
     torch.SymFloat: OtherMeta("float"),
 }
 _UNKNOWN: Final = OtherMeta("unknown")
-_PLAIN_TENSORS: Final = frozenset({Tensor, FakeTensor, torch.nn.Parameter, torch.nn.Buffer})
+_PLAIN_TENSORS: Final = frozenset({Tensor, FakeTensor, torch.nn.Parameter})
 
 
 def plain_device(device: torch.device) -> str:
@@ -61,7 +61,9 @@ class ValueEncoder:
     def __init__(self, symbols: SymbolTable) -> None:
         self._symbols = symbols
         self._refs: dict[FxNode, Ref] = {}
-        self._metas: dict[tuple[Any, ...], TensorMeta] = {}
+        self._metas: dict[
+            tuple[torch.dtype, torch.device, tuple[Dim, ...], tuple[Dim, ...], Dim], TensorMeta
+        ] = {}
         self._sym_metas: dict[Dim, SymMeta] = {}
         self._arguments: dict[type, Callable[[Any], Argument]] = {
             FxNode: self._ref,
@@ -78,7 +80,7 @@ class ValueEncoder:
             dict: self._dict,
             immutable_dict: self._dict,
             slice: self._slice,
-            torch.dtype: lambda value: Dtype(DTYPE_NAMES[value]),
+            torch.dtype: _dtype,
             torch.device: lambda value: Device(plain_device(value)),
             torch.memory_format: lambda value: MemoryFormat(MEMORY_FORMAT_NAMES[value]),
             torch.layout: _layout,
@@ -139,23 +141,20 @@ class ValueEncoder:
     def tensor(self, value: Tensor) -> TensorMeta:
         """Return what is known of a tensor. `requires_grad` is left out: graphs are for inference."""
         kind = type(value)
-        if kind not in _PLAIN_TENSORS and not isinstance(value, FakeTensor | torch.nn.Parameter):
+        if kind not in _PLAIN_TENSORS:
             raise UnkeyableGraph(f"a tensor of type {kind.__module__}.{kind.__qualname__}")
         dim = self._symbols.dim
-        device = value.fake_device if isinstance(value, FakeTensor) else value.device
-        if value.layout is not torch.strided or value.is_nested or value.is_quantized:
-            raise UnkeyableGraph("a tensor that is sparse, nested or quantised by torch")
-        size = tuple([part if type(part) is int else dim(part) for part in value.shape])
-        stride = tuple([part if type(part) is int else dim(part) for part in value.stride()])
-        offset = dim(value.storage_offset())
-        key = (value.dtype, device.type, size, stride, offset)
+        device = value.fake_device if kind is FakeTensor else value.device  # type: ignore[attr-defined]  # it is one
+        try:
+            size = tuple([part if type(part) is int else dim(part) for part in value.shape])
+            stride = tuple([part if type(part) is int else dim(part) for part in value.stride()])
+        except RuntimeError as error:  # Sparse and nested tensors have no strides.
+            raise UnkeyableGraph(f"a tensor of layout {value.layout}") from error
+        offset = value.storage_offset()
+        key = (value.dtype, device, size, stride, offset if type(offset) is int else dim(offset))
         known = self._metas.get(key)
         if known is None:
-            if value.is_conj() or value.is_neg():
-                raise UnkeyableGraph("a tensor with a lazy conjugation or negation")
-            known = self._metas[key] = TensorMeta(
-                DTYPE_NAMES[value.dtype], plain_device(device), size, stride, offset
-            )
+            known = self._metas[key] = _new_meta(value, *key)
         return known
 
     def _ref(self, value: FxNode) -> Ref:
@@ -179,8 +178,30 @@ class ValueEncoder:
         return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
 
 
+def _new_meta(
+    value: Tensor,
+    dtype: torch.dtype,
+    device: torch.device,
+    size: tuple[Dim, ...],
+    stride: tuple[Dim, ...],
+    offset: Dim,
+) -> TensorMeta:
+    if value.layout is not torch.strided:
+        raise UnkeyableGraph(f"a tensor of layout {value.layout}")
+    if dtype not in DTYPE_NAMES:
+        raise UnkeyableGraph(f"a tensor of {dtype}")
+    return TensorMeta(DTYPE_NAMES[dtype], plain_device(device), size, stride, offset)
+
+
 def _same(value: Argument) -> Argument:
     return value
+
+
+def _dtype(value: torch.dtype) -> Dtype:
+    name = DTYPE_NAMES.get(value)
+    if name is None:
+        raise UnkeyableGraph(f"{value}")
+    return Dtype(name)
 
 
 def _layout(value: torch.layout) -> Layout:

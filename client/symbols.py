@@ -55,8 +55,9 @@ class SymbolTable:
         self._shape_env: ShapeEnv | None = None
         self._numbers: dict[sympy.Symbol, int] = {}
         self._expressions: dict[sympy.Basic, Dim] = {}
-        # By id: finding the expression of a SymInt costs 5 us, and a graph uses few again and again.
-        self._by_node: dict[int, tuple[Any, Dim]] = {}
+        # By identity of the expression that a SymInt was made with: applying the replacements to it costs 5 us
+        # each time, and a graph has few. They are kept, so that an id stays one thing's.
+        self._by_id: dict[int, tuple[sympy.Basic, Dim]] = {}
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -95,10 +96,10 @@ class SymbolTable:
         if isinstance(value, int):
             return int(value)
         node = value.node
-        known = self._by_node.get(id(node))
+        raw = node._expr
+        known = self._by_id.get(id(raw))
         if known is None:
-            # The node is kept, so that its id stays its own.
-            known = self._by_node[id(node)] = (node, self.expression(node.expr))
+            known = self._by_id[id(raw)] = (raw, self.expression(node.expr))
         return known[1]
 
     def expression(self, expr: sympy.Basic) -> Dim:

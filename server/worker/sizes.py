@@ -120,7 +120,7 @@ def _fresh_symbol(shape_env: ShapeEnv, number: int, bounds: Symbol, hint: int) -
 def choose_hints(graph: Graph, bounds: Sequence[Symbol]) -> tuple[int, ...]:
     """Choose an example value for every symbol, within its bounds, so that all guards of the graph hold.
 
-    Symbols get values of their own unless guards tie them together. Equal graphs and bounds give equal values.
+    Symbols get values of their own unless guards tie them together. The choice depends on nothing else.
 
     Raises:
         BuildFailed: none was found.

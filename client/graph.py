@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import sympy
@@ -135,7 +135,7 @@ class _GraphEncoder:
             constants=tuple(constants.values()),
             symbols=self._symbols.symbols,
             symbol_sources=sources,
-            input_names=tuple(_friendly_name(node) for node in placeholders) + tuple(constants),
+            input_names=tuple(input_name(node) for node in placeholders) + tuple(constants),
         )
 
     def _constants(self, nodes: list[FxNode]) -> dict[str, Tensor]:
@@ -187,7 +187,10 @@ class _GraphEncoder:
         if isinstance(value, Tensor):
             if value.is_conj() or value.is_neg():
                 raise UnkeyableGraph("an input with a lazy conjugation or negation")
-            return self._values.tensor(value)
+            meta = self._values.tensor(value)
+            # Without grad mode nothing asks for it, and equal graphs shall have equal bytes.
+            needs_grad = value.requires_grad and torch.is_grad_enabled()
+            return replace(meta, requires_grad=True) if needs_grad else meta
         if isinstance(value, torch.SymInt):
             return SymMeta(self._symbols.dim(value))
         if type(value) is int:
@@ -247,7 +250,7 @@ def _alias_groups(values: Sequence[object]) -> list[int]:
     ]
 
 
-def _friendly_name(node: FxNode) -> str:
+def input_name(node: FxNode) -> str:
     """Return an input's name as the caller knows it: the last name in Dynamo's source, or the node's own."""
     source = getattr(node.meta.get("grapharg"), "source", None)
     if source is not None and isinstance(value_of(node), Tensor):

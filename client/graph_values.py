@@ -139,7 +139,7 @@ class ValueEncoder:
         return _OTHER.get(type(value), _UNKNOWN)
 
     def tensor(self, value: Tensor) -> TensorMeta:
-        """Return what is known of a tensor. `requires_grad` is left out: graphs are for inference."""
+        """Return what is known of a tensor, `requires_grad` aside, which matters for inputs only."""
         kind = type(value)
         if kind not in _PLAIN_TENSORS:
             raise UnkeyableGraph(f"a tensor of type {kind.__module__}.{kind.__qualname__}")

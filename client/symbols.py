@@ -55,8 +55,8 @@ class SymbolTable:
         self._shape_env: ShapeEnv | None = None
         self._numbers: dict[sympy.Symbol, int] = {}
         self._expressions: dict[sympy.Basic, Dim] = {}
-        # By identity of the expression that a SymInt was made with: applying the replacements to it costs 5 us
-        # each time, and a graph has few. They are kept, so that an id stays one thing's.
+        # By identity of the expression that a SymInt holds: applying the replacements to it costs 5 us,
+        # and a graph has few. They are kept, so that an id stays one thing's.
         self._by_id: dict[int, tuple[sympy.Basic, Dim]] = {}
 
     def __len__(self) -> int:

@@ -14,12 +14,17 @@ import torch.fx.experimental._config as _symbolic_config
 from torch.fx import GraphModule
 
 from fuse_cache.client import fallback
-from fuse_cache.client.build import GraphBuild, warn_once
+from fuse_cache.client.build import GraphBuild, LocalNeeded, warn_once
+from fuse_cache.client.desugar import desugar_to_aten
 from fuse_cache.client.dispatch import Slot, on_first_call
 from fuse_cache.client.errors import OptionError
+from fuse_cache.client.graph import UnkeyableGraph, needs_desugaring
+from fuse_cache.client.graph_values import value_of
 from fuse_cache.client.options import CompileOptions
+from fuse_cache.client.ranges import range_symbol_of
 from fuse_cache.client.reports import GraphReport, add
 from fuse_cache.client.settings import load_options
+from fuse_cache.client.split import split_graph
 from fuse_cache.client.strict import check_strict
 
 # Dynamo looks the backend up, and so imports this module, when torch.compile() is called: before it traces.
@@ -57,9 +62,9 @@ def compile_graph(
     if options.mode == "off":
         call = _plain(gm, example_inputs, options, reports)
     elif options.splitting_ops:
-        from fuse_cache.client.pieces import compile_pieces
-
-        call = compile_pieces(gm, example_inputs, options, reports)
+        call = _in_pieces(gm, options, reports)
+    elif options.mode != "local" and needs_desugaring(gm):
+        call = _desugared(gm, example_inputs, options, reports)
     else:
         call = GraphBuild(gm, example_inputs, options, reports).run()
     for report in reports:
@@ -76,7 +81,7 @@ def _plain(
     report = add(GraphReport(key="", source="local", reason="mode is off"))
     reports.append(report)
 
-    def called() -> None:
+    def called(seconds: float) -> None:
         report.used = True
 
     def failed(error: Exception) -> Callable[..., Any]:
@@ -93,3 +98,37 @@ def _options(values: Mapping[str, object]) -> CompileOptions:
         if getattr(options, name):
             warn_once(f"option {name} has no effect in this version: the whole graph is traced and compiled")
     return options
+
+
+def _in_pieces(gm: GraphModule, options: CompileOptions, reports: list[GraphReport]) -> Callable[..., Any]:
+    """Cut the graph at `splitting_ops`; each piece between them is a graph of its own, the operators run as
+    they are."""
+    range_symbol = range_symbol_of(gm, options)
+    split = split_graph(gm, options.splitting_ops)
+    for piece in split.pieces:
+        if piece.is_splitting:
+            continue
+        inputs = [value_of(node) for node in piece.gm.graph.find_nodes(op="placeholder")]
+        call = GraphBuild(piece.gm, inputs, options, reports, range_symbol=range_symbol).run()
+        delattr(split.stitch, piece.name)  # A module's place takes modules only, unless it is given up first.
+        setattr(split.stitch, piece.name, call)
+    forward: Callable[..., Any] = split.stitch.forward
+    return forward
+
+
+def _desugared(
+    gm: GraphModule, example_inputs: Sequence[Any], options: CompileOptions, reports: list[GraphReport]
+) -> Callable[..., Any]:
+    """Take tensor subclasses apart here, and have the plain graph that is left compiled there."""
+
+    def compile_flat(flat: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        return GraphBuild(flat, inputs, options, reports, may_compile_here=False).run()
+
+    try:
+        return desugar_to_aten(gm, example_inputs, compile_flat)
+    except UnkeyableGraph as error:
+        reason = f"not cacheable: {error.reason}"
+    except LocalNeeded as error:
+        reason = error.reason
+    # Inductor takes the Dynamo graph apart itself, and the passes see what they always see.
+    return GraphBuild(gm, example_inputs, options, reports).run_locally(reason)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import GraphModule
 
@@ -31,8 +32,21 @@ _log = logging.getLogger("fuse_cache.client")
 _UNBOUNDED = 2**63 - 1
 
 
+class LocalNeeded(Exception):
+    """A graph at ATen level cannot be had from the daemon: its Dynamo graph is to be compiled here
+    instead."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class GraphBuild:
-    """One graph on its way to a callable. `reports` gets one GraphReport for each artifact or local build."""
+    """One graph on its way to a callable. `reports` gets one GraphReport for each artifact or local build.
+
+    `range_symbol` is what the ranges are about, for a piece of a larger graph. Without `may_compile_here` a
+    need to compile locally is raised as LocalNeeded.
+    """
 
     def __init__(
         self,
@@ -40,11 +54,16 @@ class GraphBuild:
         example_inputs: Sequence[Any],
         options: CompileOptions,
         reports: list[GraphReport],
+        *,
+        range_symbol: sympy.Symbol | None = None,
+        may_compile_here: bool = True,
     ) -> None:
         self._gm = gm
         self._example_inputs = example_inputs
         self._options = options
         self._reports = reports
+        self._range_symbol = range_symbol
+        self._may_compile_here = may_compile_here
         self._target = ""
         self._resolved: ResolvedPassConfig = options.pass_config.resolve(
             PassContext(target="cpu"), options.level
@@ -59,10 +78,9 @@ class GraphBuild:
         try:
             encoded = self._encode()
         except UnkeyableGraph as error:
-            self._resolve(session, None)
-            return self._all_local(RangePlan((Range(),)), f"not cacheable: {error.reason}")
+            return self.run_locally(f"not cacheable: {error.reason}")
         self._resolve(session, encoded)
-        plan = plan_ranges(encoded, options, self._resolved)
+        plan = plan_ranges(encoded, options, self._resolved, self._range_symbol)
         if client is None or session is None:
             return self._all_local(plan, "mode is local")
         if not self._target:
@@ -72,6 +90,11 @@ class GraphBuild:
         for want, answer in zip(wants, client.obtain(wants, session), strict=True):
             slots.append(self._slot(client, encoded, want, answer))
         return self._dispatch(slots, plan)
+
+    def run_locally(self, reason: str) -> Call:
+        """Return a callable compiled here, without asking anybody. Errors as of the backend."""
+        self._resolve(None, None)
+        return self._all_local(RangePlan((Range(),)), reason)
 
     def _encode(self) -> Encoded:
         options = self._options
@@ -133,7 +156,7 @@ class GraphBuild:
         describe_manifest(report, artifact.manifest)
         slot = _slot_for(compile_range)
 
-        def called() -> None:
+        def called(seconds: float) -> None:
             report.used = True
             client.used(artifact)
 
@@ -169,6 +192,8 @@ class GraphBuild:
     def _local_slot(self, compile_range: Range, reason: str, lookup_seconds: float) -> Slot:
         """Compile here and now, once for all ranges with the same passes."""
         self._refuse_if_remote(reason, None)
+        if not self._may_compile_here:
+            raise LocalNeeded(reason)
         passes = self._resolved.active_passes(compile_range)
         if passes not in self._local_builds:
             self._local_builds[passes] = fallback.compile_while_tracing(
@@ -197,8 +222,9 @@ class GraphBuild:
         report = self._report(compile_range, source="local", reason=reason, lookup_seconds=lookup_seconds)
         build.describe(report)
 
-        def called() -> None:
+        def called(seconds: float) -> None:
             report.used = True
+            report.seconds = report.seconds or seconds  # Built at its first call, after the trace.
             build.describe(report)
 
         def failed(error: Exception) -> Call:

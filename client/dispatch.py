@@ -6,6 +6,7 @@ artifact is done there.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,9 +27,9 @@ class Slot:
 
 
 def on_first_call(
-    slot: Slot, run: Call, called: Callable[[], None], failed: Callable[[Exception], Call]
+    slot: Slot, run: Call, called: Callable[[float], None], failed: Callable[[Exception], Call]
 ) -> None:
-    """Make `slot` serve `run`: after the first good call `called()` is told, once.
+    """Make `slot` serve `run`: after the first good call `called(seconds)` is told, once.
 
     A first call that raises goes to `failed`, which returns what is to serve the slot instead, or raises.
     OutsideRangeError is no
@@ -36,6 +37,7 @@ def on_first_call(
     """
 
     def first(*args: Any) -> Any:
+        began_s = time.monotonic()
         try:
             result = run(*args)
         except OutsideRangeError:
@@ -44,7 +46,7 @@ def on_first_call(
             slot.run = failed(error)
             return slot.run(*args)
         slot.run = run
-        called()
+        called(time.monotonic() - began_s)
         return result
 
     slot.run = first

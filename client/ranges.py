@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import sympy
+from torch import SymInt, Tensor
+from torch.fx import GraphModule
+from torch.nn import Parameter
+
 from fuse_cache.client.errors import OptionError
-from fuse_cache.client.graph import Encoded, SymbolSource
+from fuse_cache.client.graph import Encoded, SymbolSource, input_name
+from fuse_cache.client.graph_values import value_of
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.proto.expression import SYMBOL
 from fuse_cache.proto.graph import Role, TensorMeta
@@ -30,12 +36,20 @@ class RangePlan:
         return ", ".join(f"[{item.lower}, {item.upper}]" for item in self.ranges)
 
 
-def plan_ranges(encoded: Encoded, options: CompileOptions, resolved: ResolvedPassConfig) -> RangePlan:
+def plan_ranges(
+    encoded: Encoded,
+    options: CompileOptions,
+    resolved: ResolvedPassConfig,
+    range_symbol: sympy.Symbol | None = None,
+) -> RangePlan:
     """Return the ranges of a graph.
 
     A graph without symbolic sizes has the one static range, whatever `compile_ranges` says: its sizes are
     burnt in. With several symbols and no `range_dim`, all of them are free in one range, unless there are
     ranges to tell apart.
+
+    `range_symbol` is the symbol that the ranges of the whole graph are about, where this one is a piece of
+    it: a piece's inputs have no names of the user's.
 
     Raises:
         OptionError: `range_dim` names no symbolic size, or has to be given; the message lists those there
@@ -43,15 +57,23 @@ def plan_ranges(encoded: Encoded, options: CompileOptions, resolved: ResolvedPas
     """
     if not encoded.symbols:
         return RangePlan((Range(),))
-    symbol = _range_symbol(encoded, options)
+    if range_symbol is not None:
+        if range_symbol not in encoded.symbols:
+            return RangePlan((Range(),))
+        symbol: int | None = encoded.symbols.index(range_symbol)
+    else:
+        symbol = _range_symbol(encoded, options)
     if symbol is None:
         wanted = options.compile_ranges or resolved.default_ranges(DEFAULT_MAX_TOKENS)
         if options.compile_ranges or len(wanted) > 1:
             raise OptionError(
-                f"the graph has {len(encoded.symbols)} symbolic sizes: option range_dim must name the one that "
-                f"the ranges are about: {', '.join(_choices(encoded))}"
+                f"the graph has {len(encoded.symbols)} symbolic sizes: option range_dim must name "
+                f"the one that the ranges are about: {', '.join(_choices(encoded))}"
             )
         return RangePlan((Range(),))
+    sources = encoded.symbol_sources[symbol]
+    if not sources:
+        return RangePlan((Range(),))  # No argument tells its value, so no range could be picked by it.
     bounds = encoded.graph.symbols[symbol]
     most = options.max_num_batched_tokens or bounds.upper or DEFAULT_MAX_TOKENS
     pairs = options.compile_ranges or resolved.default_ranges(most)
@@ -60,7 +82,7 @@ def plan_ranges(encoded: Encoded, options: CompileOptions, resolved: ResolvedPas
         lower, upper = max(first, bounds.lower), min(last, bounds.upper or last)
         if lower <= upper:  # Otherwise the traced program never sees a size of this range.
             ranges.append(Range(symbol=symbol, lower=lower, upper=upper))
-    return RangePlan(tuple(ranges), encoded.symbol_sources[symbol][0])
+    return RangePlan(tuple(ranges), sources[0])
 
 
 def _range_symbol(encoded: Encoded, options: CompileOptions) -> int | None:
@@ -105,3 +127,35 @@ def _choices(encoded: Encoded) -> list[str]:
             if not isinstance(size, int):
                 found.append(f"{encoded.input_names[index]}:{dim}")
     return found
+
+
+def range_symbol_of(gm: GraphModule, options: CompileOptions) -> sympy.Symbol | None:
+    """Return the symbol that `range_dim` names in a graph that is cut in pieces, or None: each has one at
+    most.
+
+    Raises:
+        OptionError: it names none; the message lists those there are.
+    """
+    if options.range_dim is None:
+        return None
+    source, dim = options.range_dim
+    choices, symbols = [], set()
+    position = -1
+    for node in gm.graph.nodes:
+        value = value_of(node) if node.op == "placeholder" else None
+        if not isinstance(value, Tensor) or isinstance(value, Parameter):
+            continue
+        position += 1
+        for number, size in enumerate(value.shape):
+            expression = size.node.expr if isinstance(size, SymInt) else None
+            if not isinstance(expression, sympy.Symbol):
+                continue
+            if source in (input_name(node), str(position)) and dim == number:
+                return expression
+            choices.append(f"{input_name(node)}:{number}")
+            symbols.add(expression)
+    if len(symbols) <= 1:
+        return next(iter(symbols), None)
+    raise OptionError(
+        f"option range_dim={source}:{dim} names no symbolic size of the graph: use one of {', '.join(choices)}"
+    )

@@ -79,7 +79,8 @@ def ls(endpoint: EndpointOption = None, json: JsonOption = False) -> None:
     for row in sorted(rows, key=lambda row: str(row["created"])):
         table.add_row(
             row["key"][:12], row["target"], _text(row["compile_range"]), f"{row['bytes']:,}",
-            f"{row['compile_seconds']:.1f}", str(row["hits"]), str(row["nodes"]), row["builder"][:8], row["created"],
+            f"{row['compile_seconds']:.1f}", str(row["hits"]), str(row["nodes"]),
+            row["builder"][:8], row["created"],
         )  # fmt: skip
     Console().print(table)
 

@@ -9,6 +9,7 @@ them.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -60,6 +61,13 @@ class LoadedArtifact:
     def check(self, args: Sequence[Any]) -> None:
         """Check inputs without running, with the errors of a call."""
         self._check(args)
+
+
+def warm_up() -> None:
+    """Import what the first load of a process needs, 1 to 2 s of it: to be called where there is time to
+    wait anyway.
+    """
+    importlib.import_module("torch._functorch._aot_autograd.aot_autograd_result")
 
 
 def load(

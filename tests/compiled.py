@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from fuse_cache.client.ambient import capture_ambient
 from fuse_cache.client.graph import Encoded, encode_graph
@@ -22,7 +24,7 @@ from fuse_cache.proto.request import Ambient, Range, RequestFields
 from fuse_cache.server.worker import isa, seed
 from fuse_cache.server.worker.compile import build
 from fuse_cache.server.worker.protocol import Built, Job
-from tests.models import Captured
+from tests.models import Captured, capture
 
 TARGET = host_cpu_target() or "cpu-avx2"
 
@@ -47,6 +49,52 @@ def inductor_folder(folder: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
         yield
+
+
+class Block(nn.Module):
+    """The smallest thing that has all a decoder layer has: a norm, a linear layer, a cache that is written,
+    a view as output.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.Parameter(torch.linspace(0.5, 1.5, 32))
+        self.linear = nn.Linear(32, 32, bias=False)
+        self.register_buffer("table", torch.linspace(-1.0, 1.0, 16))
+
+    def forward(self, x: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+        mean = x.pow(2).mean(-1, keepdim=True)
+        hidden = self.linear(x * torch.rsqrt(mean + 1e-6) * self.norm)
+        cache.add_(hidden)
+        return functional.silu(cache) * self.table.repeat(2), cache.view(-1, 32)
+
+
+def block() -> Block:
+    """Make the block, with the same weights in every process."""
+    torch.manual_seed(0)
+    return Block().eval()
+
+
+def block_inputs(batch: int) -> tuple[Tensor, Tensor]:
+    """Make inputs of the block."""
+    generator = torch.Generator().manual_seed(batch)
+    return torch.randn(batch, 4, 32, generator=generator), torch.randn(batch, 4, 32, generator=generator)
+
+
+def capture_block() -> Captured:
+    """Trace the block with a dynamic batch."""
+    inputs = block_inputs(6)
+    for tensor in inputs:
+        torch._dynamo.mark_dynamic(tensor, 0)
+    return capture(block(), *inputs)
+
+
+@functools.cache
+def compiled_block(lower: int = 1, upper: int = 64, target: str = TARGET) -> Compiled:
+    """Return the block's artifact for a range of batches, built once per process."""
+    with tempfile.TemporaryDirectory(prefix="fuse-cache-test-") as folder:
+        compile_range = Range(symbol=0, lower=lower, upper=upper)
+        return compile_captured(capture_block(), Path(folder), target=target, compile_range=compile_range)
 
 
 @dataclass(frozen=True)

@@ -4,24 +4,50 @@ from __future__ import annotations
 
 from typing import Any
 
+from fuse_cache.passes.manager import PassManager
+from fuse_cache.proto.pass_config import PassConfigError, ResolvedPassConfig
 from fuse_cache.proto.request import RequestFields
-from fuse_cache.server.worker.protocol import NearMiss, PassRecord
+from fuse_cache.server.worker.protocol import BuildFailed, NearMiss, PassRecord
 
 
 class Fusing:
     """Runs the passes that a request asks for."""
 
     def __init__(self, request: RequestFields) -> None:
-        self._request = request
+        """Prepare the passes.
+
+        Raises:
+            BuildFailed: the request's PassConfig is not one of this version.
+        """
+        try:
+            resolved = ResolvedPassConfig.decode(request.pass_config)
+        except (PassConfigError, ValueError) as error:
+            raise BuildFailed("REQUEST_MALFORMED", f"pass_config: {error}", stage="passes") from error
+        self._manager = PassManager(resolved, request.range, request.target)
 
     def inductor_patches(self) -> dict[str, Any]:
         """Return the patches of Inductor's configuration that make it run the passes."""
-        return {}
+        return dict(self._manager.inductor_patches())
 
     def passes(self) -> tuple[PassRecord, ...]:
         """Return what each pass did. After the compilation."""
-        return ()
+        return tuple(
+            PassRecord(
+                name=record.name,
+                on=record.on,
+                reason=record.reason,
+                candidates=record.candidates,
+                matches=record.matches,
+                milliseconds=record.milliseconds,
+                bytes_saved=record.bytes_saved,
+                is_fusion=record.is_fusion,
+            )
+            for record in self._manager.report()
+        )
 
     def near_misses(self) -> tuple[NearMiss, ...]:
         """Return the candidates that no pattern took, with reasons. After the compilation."""
-        return ()
+        return tuple(
+            NearMiss(pass_name=miss.pass_name, reason=miss.reason.value, node=miss.node, detail=miss.detail)
+            for miss in self._manager.near_misses()
+        )

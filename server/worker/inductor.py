@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
-
 from torch._guards import TracingContext, tracing
 from torch._inductor import standalone_compile
 from torch._subclasses import FakeTensorMode

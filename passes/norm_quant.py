@@ -6,9 +6,8 @@ import torch
 from torch import Tensor, fx
 
 from fuse_cache.kernels.quant_fp8_static.op import QUANT_FP8_STATIC
-from fuse_cache.kernels.quant_fp8_static.reference import DIVIDE, quant_fp8_static
+from fuse_cache.kernels.quant_fp8_static.reference import DIVIDE
 from fuse_cache.kernels.rms_norm.op import RMS_NORM
-from fuse_cache.kernels.rms_norm.reference import rms_norm
 from fuse_cache.kernels.rms_norm_quant.op import RMS_NORM_QUANT_FP8_STATIC
 from fuse_cache.kernels.rms_norm_quant.reference import rms_norm_quant_fp8_static
 from fuse_cache.passes.base import NearMiss, Outcome, Pass, Pattern, Reason, Setting
@@ -74,8 +73,9 @@ def _unfused_norm(norm: fx.Node) -> NearMiss:
 
 
 def _search(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    norm = rms_norm(x, weight, 1e-6, norm_dtype=torch.bfloat16)
-    return quant_fp8_static(norm, scale, DIVIDE, torch.bfloat16, -448.0, 448.0, torch.float8_e4m3fn)
+    wide = x.to(torch.float32)
+    norm = weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(torch.bfloat16)
+    return (norm / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
 def _replacement(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:

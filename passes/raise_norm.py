@@ -113,12 +113,19 @@ def _read_tail(norm: fx.Node, x: fx.Node, eps: float) -> Norm | Miss:
     user = only_user(norm)
     if user is not None and cast_source(user) is norm and dtype(user) in FLOATS:
         rounded, norm_dtype = user, dtype(user)
-    product = only_user(rounded)
-    weight = _weight(product, rounded, x)
+    operand = rounded
+    user = only_user(rounded)
+    if norm_dtype is not None and user is not None and widened_from(user) is rounded:
+        operand = user  # Rounded, but multiplied in float32.
+    product = only_user(operand)
+    weight = _weight(product, operand, x)
     if product is None or weight is None:
         # No weight follows: a cast, if any, is the last rounding.
         return Norm(rounded, x, None, eps, 0.0, None, None, norm_dtype)
     source, bias, weight_dtype = weight
+    promoted = torch.promote_types(norm_dtype or torch.float32, weight_dtype or source.meta["val"].dtype)
+    if dtype(product) != promoted:
+        return Miss(Reason.DTYPE, f"the weight is multiplied in {dtype(product)}, not in {promoted}")
     last, out_dtype = product, None
     user = only_user(product)
     if user is not None and cast_source(user) is product and dtype(user) in FLOATS:

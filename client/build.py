@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from fuse_cache.client import fallback
 from fuse_cache.client.checker import InputMismatchError
 from fuse_cache.client.client import Client, Obtained, Session, shared_client
-from fuse_cache.client.dispatch import Call, Slot, dispatch, on_first_call
+from fuse_cache.client.dispatch import Call, Slot, dispatch, neighbourhood, on_first_call, slot_for
 from fuse_cache.client.errors import ArtifactRejectedError, DaemonRefusedError, RemoteCompileError
 from fuse_cache.client.graph import Encoded, UnkeyableGraph, capture_ambient, encode_graph
 from fuse_cache.client.loader import ArtifactLoadError, load
@@ -29,7 +29,6 @@ from fuse_cache.proto.pass_tables import DTYPE_BYTES
 from fuse_cache.proto.request import Range, RequestFields
 
 _log = logging.getLogger("fuse_cache.client")
-_UNBOUNDED = 2**63 - 1
 
 
 class LocalNeeded(Exception):
@@ -153,8 +152,8 @@ class GraphBuild:
             reason = f"the artifact does not load here: {error.reason}"
             return self._local_slot(compile_range, reason, answer.lookup_seconds)
         report = self._report(compile_range, source=answer.source, lookup_seconds=answer.lookup_seconds)
-        describe_manifest(report, artifact.manifest)
-        slot = _slot_for(compile_range)
+        describe_manifest(report, artifact.manifest, self._resolved, compile_range)
+        slot = slot_for(compile_range)
 
         def called(seconds: float) -> None:
             report.used = True
@@ -200,7 +199,7 @@ class GraphBuild:
                 self._gm, self._example_inputs, self._resolved, compile_range, self._target, self._options
             )
         build = self._local_builds[passes]
-        slot = _slot_for(compile_range)
+        slot = slot_for(compile_range)
         self._account_local(slot, build, compile_range, reason, lookup_seconds)
         return slot
 
@@ -210,7 +209,7 @@ class GraphBuild:
         build = fallback.compile_when_called(
             self._gm, self._resolved, compile_range, self._target, self._options
         )
-        slot = _slot_for(compile_range)
+        slot = slot_for(compile_range)
         self._account_local(slot, build, compile_range, reason, 0.0)
         return lambda *args: slot.run(*args)
 
@@ -243,7 +242,7 @@ class GraphBuild:
         symbol = plan.ranges[0].symbol if plan.ranges else None
 
         def outside(size: int | None) -> Call:
-            lower, upper, within = _neighbourhood(slots, size)
+            lower, upper, within = neighbourhood(slots, size)
             if (lower, upper) not in gaps:
                 compile_range = Range() if size is None else Range(symbol=symbol, lower=lower, upper=upper)
                 if within:
@@ -261,32 +260,6 @@ class GraphBuild:
 def warn_once(message: str) -> None:
     """Log a warning, once for each text in this process."""
     _log.warning(message)
-
-
-def _slot_for(compile_range: Range) -> Slot:
-    """Return an empty slot for a range; one without a symbol takes every size."""
-    if compile_range.symbol is None:
-        return Slot(0, _UNBOUNDED, _unset)
-    return Slot(compile_range.lower, compile_range.upper, _unset)
-
-
-def _unset(*args: Any) -> Any:
-    raise AssertionError("a slot was called before it was filled")
-
-
-def _neighbourhood(slots: Sequence[Slot], size: int | None) -> tuple[int, int, bool]:
-    """Return the slot that holds `size`, or the gap between slots that does, and whether it is a slot."""
-    if size is None:
-        return 0, _UNBOUNDED, True
-    lower, upper = 0, _UNBOUNDED
-    for slot in slots:
-        if slot.lower <= size <= slot.upper:
-            return slot.lower, slot.upper, True
-        if slot.upper < size:
-            lower = slot.upper + 1
-        else:
-            upper = min(upper, slot.lower - 1)
-    return lower, upper, False
 
 
 def _reason(answer: Obtained) -> str:

@@ -21,7 +21,7 @@ from fuse_cache.client.errors import (
     FuseCacheError,
 )
 from fuse_cache.client.options import CompileOptions
-from fuse_cache.client.remote import REPORT_BAD_S, Remote
+from fuse_cache.client.remote import REPORT_BAD_S, Own, Remote
 from fuse_cache.client.reporter import Reporter
 from fuse_cache.client.settings import cache_folder, load_options
 from fuse_cache.client.tiers import DiskTier, MemoryTier
@@ -122,8 +122,10 @@ class Client:
                 outage = error
             seconds += time.monotonic() - began_s
             if outage is None:
+                own = Own()
                 jobs = [
-                    (known, wants[n], result, answers[n]) for n, result in zip(missing, found, strict=True)
+                    (known, own, wants[n], result, answers[n])
+                    for n, result in zip(missing, found, strict=True)
                 ]
                 for *_, answer in jobs:
                     answer.lookup_seconds = seconds
@@ -223,9 +225,9 @@ class Client:
             passes=want.passes,
         )
 
-    def _answer(self, known: Known, want: Want, found: wire.LookupResult, answer: Obtained) -> None:
+    def _answer(self, known: Known, own: Own, want: Want, found: wire.LookupResult, answer: Obtained) -> None:
         """Turn a lookup's result into an artifact: take it, or have it compiled."""
-        remote = Remote(self.transport, self.reporter, self._checker(known))
+        remote = Remote(self.transport, self.reporter, self._checker(known), own)
         try:
             artifact, stored = None, True
             if found.found:

@@ -12,8 +12,10 @@ from typing import Any
 
 from fuse_cache.client.checker import OutsideRangeError
 from fuse_cache.client.graph import SymbolSource
+from fuse_cache.proto.request import Range
 
 Call = Callable[..., Any]
+UNBOUNDED = 2**63 - 1
 
 
 class Slot:
@@ -84,3 +86,29 @@ def dispatch(
         return outside(int(size))(*args)
 
     return by_size
+
+
+def slot_for(compile_range: Range) -> Slot:
+    """Return an empty slot for a range; one without a symbol takes every size."""
+    if compile_range.symbol is None:
+        return Slot(0, UNBOUNDED, _unset)
+    return Slot(compile_range.lower, compile_range.upper, _unset)
+
+
+def _unset(*args: Any) -> Any:
+    raise AssertionError("a slot was called before it was filled")
+
+
+def neighbourhood(slots: Sequence[Slot], size: int | None) -> tuple[int, int, bool]:
+    """Return the slot that holds `size`, or the gap between slots that does, and whether it is a slot."""
+    if size is None:
+        return 0, UNBOUNDED, True
+    lower, upper = 0, UNBOUNDED
+    for slot in slots:
+        if slot.lower <= size <= slot.upper:
+            return slot.lower, slot.upper, True
+        if slot.upper < size:
+            lower = slot.upper + 1
+        else:
+            upper = min(upper, slot.lower - 1)
+    return lower, upper, False

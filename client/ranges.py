@@ -156,6 +156,7 @@ def range_symbol_of(gm: GraphModule, options: CompileOptions) -> sympy.Symbol | 
             symbols.add(expression)
     if len(symbols) <= 1:
         return next(iter(symbols), None)
+    names = ", ".join(choices)
     raise OptionError(
-        f"option range_dim={source}:{dim} names no symbolic size of the graph: use one of {', '.join(choices)}"
+        f"option range_dim={source}:{dim} names no symbolic size of the graph: use one of {names}"
     )

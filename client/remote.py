@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable
 
@@ -24,15 +25,38 @@ REPORT_BAD_S = 1.0  # A bad entry is reported before the daemon is asked again, 
 _log = logging.getLogger("fuse_cache.client")
 
 
+class Own:
+    """Which compilations of one batch run now. Safe for concurrent use.
+
+    Two ranges of one graph on a daemon with one worker: the second is queued behind the first, and to leave
+    it for a local compile would be to compete with oneself.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # Guards _running.
+        self._running: set[int] = set()
+
+    def set_running(self, identity: int, running: bool) -> None:
+        """Say that a compilation of the batch runs, or no longer does."""
+        with self._lock:
+            (self._running.add if running else self._running.discard)(identity)
+
+    def is_running(self) -> bool:
+        """Tell whether any runs."""
+        with self._lock:
+            return bool(self._running)
+
+
 class Remote:
     """Takes artifacts from the daemon for one checker. `rejected` are the refusals on the way, oldest
     first."""
 
-    def __init__(self, transport: Transport, reporter: Reporter, checker: Checker) -> None:
+    def __init__(self, transport: Transport, reporter: Reporter, checker: Checker, own: Own) -> None:
         self._transport = transport
         self._reporter = reporter
         self._checker = checker
         self._namespace = checker.options.namespace
+        self._own = own
         self.rejected: list[ArtifactRejectedError] = []
 
     def take(self, want: Want, signed: SignedManifest, inline: bytes) -> Artifact | None:
@@ -101,7 +125,7 @@ class Remote:
             priority=wire.PRIORITY_HOST,
             inline_limit_bytes=INLINE_BYTES,
         )
-        progress = _Progress(options.queue_bound_s)
+        progress = _Progress(options.queue_bound_s, self._own)
         try:
             done = progress.follow(self._transport.compile(start, want.graph, CHUNK_BYTES))
         except DaemonUnavailableError:
@@ -126,9 +150,10 @@ class Remote:
 class _Progress:
     """Follows the events of one compilation."""
 
-    def __init__(self, queue_bound_s: float) -> None:
+    def __init__(self, queue_bound_s: float, own: Own) -> None:
         self.key = b""
         self._queue_bound_s = queue_bound_s
+        self._own = own
         self._queued_since_s: float | None = None
 
     def follow(self, events: Iterable[wire.CompileEvent]) -> wire.Done | None:
@@ -138,26 +163,28 @@ class _Progress:
             DaemonRefusedError: it failed, or was queued for too long.
             DaemonUnavailableError
         """
-        for event in events:
-            self.key = event.key or self.key
-            kind = event.WhichOneof("event")
-            if kind == "done":
-                return event.done
-            if kind == "unknown":
-                return None
-            if kind == "failed":
-                reason = wire.ErrorReason.Name(event.failed.reason).removeprefix("ERROR_REASON_")
-                stage = f" ({event.failed.stage})" if event.failed.stage else ""
-                raise DaemonRefusedError(reason, event.failed.message + stage)
-            if kind == "queued":
-                self._check_queue(event.queued.position)
-            elif kind == "compiling":
-                self._queued_since_s = None
+        try:
+            for event in events:
+                self.key = event.key or self.key
+                kind = event.WhichOneof("event")
+                self._own.set_running(id(self), kind == "compiling")
+                if kind == "done":
+                    return event.done
+                if kind == "unknown":
+                    return None
+                if kind == "failed":
+                    reason = wire.ErrorReason.Name(event.failed.reason).removeprefix("ERROR_REASON_")
+                    stage = f" ({event.failed.stage})" if event.failed.stage else ""
+                    raise DaemonRefusedError(reason, event.failed.message + stage)
+                if kind == "queued":
+                    self._check_queue(event.queued.position)
+        finally:
+            self._own.set_running(id(self), False)
         return None
 
     def _check_queue(self, position: int) -> None:
         now = time.monotonic()
-        if self._queued_since_s is None:
+        if self._queued_since_s is None or self._own.is_running():
             self._queued_since_s = now
         if now - self._queued_since_s > self._queue_bound_s:
             raise DaemonRefusedError(

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, overload
 
 from fuse_cache.proto.artifact_pb2 import Manifest
+from fuse_cache.proto.pass_config import ResolvedPassConfig
+from fuse_cache.proto.request import Range
 
 Source: TypeAlias = Literal["memory", "disk", "daemon", "compiled", "local"]
 
@@ -47,22 +49,24 @@ class GraphReport:
         return plain
 
 
-def describe_manifest(report: GraphReport, manifest: Manifest) -> None:
-    """Fill in what a manifest says of the artifact's passes."""
+def describe_manifest(
+    report: GraphReport, manifest: Manifest, resolved: ResolvedPassConfig, compile_range: Range
+) -> None:
+    """Fill in what a manifest says of the artifact's passes. Why each is on or off is the client's own to
+    say: the daemon knows the effect of a configuration, not the wish."""
     report.key = manifest.key.hex()
     report.target = manifest.target
     report.nodes = manifest.nodes
-    report.cudagraph_mode = manifest.cudagraph_mode or "NONE"
-    report.fusions = {
-        record.name: record.matches for record in manifest.passes if record.is_fusion and record.on
-    }
+    report.cudagraph_mode = resolved.cudagraph_mode or manifest.cudagraph_mode or "NONE"
+    report.fusions = {row.name: row.matches for row in manifest.passes if row.is_fusion and row.on}
     report.near_misses = [
         {"pass": getattr(miss, "pass"), "reason": miss.reason, "node": miss.node, "detail": miss.detail}
         for miss in manifest.near_misses
     ]
+    matches = {row.name: row.matches for row in manifest.passes}
     report.passes = [
-        {"name": record.name, "on": record.on, "reason": record.reason, "matches": record.matches}
-        for record in manifest.passes
+        {"name": name, "on": on, "reason": reason, "matches": matches.get(name, 0)}
+        for name, on, reason in resolved.reasons(compile_range)
     ]
 
 

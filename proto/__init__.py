@@ -1,1 +1,2 @@
-"""What client and daemon must agree on: messages, graph codec, artifact container, digests, limits. Never imports torch."""
+"""What client and daemon must agree on: messages, graph codec, container, digests, limits. Never imports
+torch."""

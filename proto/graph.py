@@ -1,8 +1,9 @@
-"""The graph as plain data: what a client sends and a worker rebuilds. No torch, no code, no names of the user's files.
+"""The graph as plain data: what a client sends and a worker rebuilds. No torch, no code, no names of the
+user's files.
 
-Values are numbered: the inputs first (0 .. len(inputs) - 1), then one per node. A `Ref` names a value. Node names,
-module stacks, paths, hints, device indices, ranks and process-group names never appear. `graph_codec.py` turns a `Graph` into its one
-canonical byte form and back.
+Values are numbered: the inputs first (0 .. len(inputs) - 1), then one per node. A `Ref` names a value. Node
+names, module stacks, paths, hints, device indices, ranks and process-group names never appear.
+`graph_codec.py` turns a `Graph` into its one canonical byte form and back.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Group:
     name: str
 
 
-# Also: tuple and list of arguments, dict with str keys, slice of arguments, Ellipsis. A torch.Size is a tuple.
+# Also: tuple and list of arguments, dict with str keys, slice, Ellipsis. A torch.Size is a tuple.
 Argument: TypeAlias = object
 
 
@@ -118,7 +119,7 @@ class SymMeta:
 
 @dataclass(frozen=True, slots=True)
 class OtherMeta:
-    """A value that is neither a tensor nor a symbolic integer: "none", "bool", "int", "float", "str", "unknown"."""
+    """Neither a tensor nor a symbolic integer: "none", "bool", "int", "float", "str", "unknown"."""
 
     kind: str
 
@@ -138,7 +139,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One call. `kwargs` are sorted by name. `target` is a name of the closed table or a custom op in `Graph.op_schemas`."""
+    """One call. `kwargs` are sorted by name; `target` is in the closed table or in `Graph.op_schemas`."""
 
     kind: NodeKind
     target: str
@@ -149,7 +150,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class OpSchema:
-    """A custom operator that the graph calls: its schema (with mutation marks) and tags, as the client has registered it."""
+    """A custom operator that the graph calls: schema (with mutation marks) and tags, as on the client."""
 
     name: str  # "transformers::grouped_mm_fallback.default"
     schema: str
@@ -175,6 +176,6 @@ class Graph:
     outputs: tuple[Argument, ...]  # Ref, None or a constant each; Inductor wants them flat
     op_schemas: tuple[OpSchema, ...] = ()  # sorted by name
     groups: tuple[GroupSpec, ...] = ()  # sorted by name
-    # Boolean conditions on the symbols under which the graph was taken, sorted by code. Dynamo checks them before each
-    # call; the worker needs them to choose example sizes that fit together.
+    # Boolean conditions on the symbols under which the graph was taken, sorted by code. Dynamo checks them
+    # before each call; the worker needs them to choose example sizes that fit together.
     guards: tuple[SymExpr, ...] = ()

@@ -93,7 +93,7 @@ class ResolvedPassConfig:
         for switch in self.switches:
             on, reason = switch.on, switch.reason
             if on and active is not None and switch.name not in active:
-                on, reason = False, "range outside " + _describe(switch.limits)
+                on, reason = False, "range outside " + describe_limits(switch.limits)
                 if not switch.limits.bounded:
                     reason = "no pass of this range needs it"
             rows.append((switch.name, on, reason))
@@ -206,6 +206,7 @@ def _built() -> Iterable[str]:
     return (facts.name for facts in PIPELINE if facts.built and facts.field)
 
 
-def _describe(limits: TokenLimits) -> str:
+def describe_limits(limits: TokenLimits) -> str:
+    """Return limits as people write them."""
     upper = "..." if limits.maximum is None else str(limits.maximum)
     return f"[{limits.minimum}, {upper}] tokens"

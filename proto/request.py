@@ -51,7 +51,7 @@ class Ambient:
     sdpa_backends: tuple[str, ...] = ("cudnn", "efficient", "flash", "math")  # enabled ones, sorted
 
 
-_AMBIENT_NAMES: Final = [field.name for field in dataclasses.fields(Ambient)]
+AMBIENT_NAMES: Final = [field.name for field in dataclasses.fields(Ambient)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,30 +86,9 @@ class RequestFields:
 
     def describe(self) -> list[tuple[str, str]]:
         """Return every field by name, as text for people. Holds no secret and no path."""
-        described = [
-            ("graph", self.graph_digest.hex()),
-            ("pass_config", self.pass_config.hex()),
-            ("range", describe_range(self.range)),
-            ("target", self.target),
-            *((f"target_facts.{name}", str(value)) for name, value in self.target_facts),
-            *((f"inductor_options.{name}", str(value)) for name, value in self.inductor_options),
-            ("attention_backend", self.attention_backend),
-        ]
-        for field in dataclasses.fields(Ambient):
-            value = getattr(self.ambient, field.name)
-            if field.name == "autocast":
-                value = ", ".join(f"{device} {dtype}" for device, dtype in value)
-            elif isinstance(value, tuple):
-                value = ", ".join(value)
-            described.append((f"ambient.{field.name}", str(value)))
-        return described
+        from fuse_cache.proto.request_text import describe_request  # it knows passes, which know requests
 
-
-def describe_range(compile_range: Range) -> str:
-    """Return a compile range as people write it."""
-    if compile_range.symbol is None:
-        return "static"
-    return f"s{compile_range.symbol} in [{compile_range.lower}, {compile_range.upper}]"
+        return describe_request(self)
 
 
 def _fields(request: RequestFields, *, without_range: bool = False) -> list[tuple[str, Value]]:
@@ -143,8 +122,8 @@ def decode_request(data: bytes) -> RequestFields:
     if data[:4] != _HEADER:
         raise RequestError("not a request: wrong first bytes or a schema that this side does not read")
     values = read_values(data, len(_HEADER))
-    if len(values) != 7 + len(_AMBIENT_NAMES):
-        raise RequestError(f"{len(values)} fields instead of {7 + len(_AMBIENT_NAMES)}")
+    if len(values) != 7 + len(AMBIENT_NAMES):
+        raise RequestError(f"{len(values)} fields instead of {7 + len(AMBIENT_NAMES)}")
     graph_digest, pass_config, bounds, target, facts, options, attention = values[:7]
     if not isinstance(bounds, tuple) or len(bounds) != 3:
         raise RequestError("a malformed range")
@@ -157,7 +136,7 @@ def decode_request(data: bytes) -> RequestFields:
         target_facts=facts,  # type: ignore[arg-type]
         inductor_options=options,  # type: ignore[arg-type]
         attention_backend=attention,  # type: ignore[arg-type]
-        ambient=Ambient(**dict(zip(_AMBIENT_NAMES, values[7:], strict=True))),  # type: ignore[arg-type]
+        ambient=Ambient(**dict(zip(AMBIENT_NAMES, values[7:], strict=True))),  # type: ignore[arg-type]
     )
     if request.encode() != data:
         raise RequestError("not in canonical form")

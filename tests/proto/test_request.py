@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fuse_cache.proto.digest import FieldDigest, Value, encode_value
 from fuse_cache.proto.errors import RequestError
+from fuse_cache.proto.pass_resolved import TokenLimits, resolved_from
 from fuse_cache.proto.request import Ambient, Range, RequestFields, decode_request
 from fuse_cache.proto.request_reader import read_values
 
@@ -146,11 +147,19 @@ def test_damaged_requests_are_refused_or_canonical() -> None:
 def test_the_description_names_every_field_for_people() -> None:
     described = dict(REQUEST.describe())
     assert described["range"] == "s0 in [1, 256]"
+    assert "not known" in described["pass_config"]
     assert described["graph"] == bytes(range(32)).hex()
     assert described["inductor_options.max_autotune"] == "True"
     assert described["ambient.autocast"] == "cpu bfloat16"
     assert described["ambient.sdpa_backends"] == "cudnn, efficient, flash, math"
     assert len(described) == len(REQUEST.describe())
+
+
+def test_passes_are_described_by_name_and_limits() -> None:
+    resolved = resolved_from({"norm_quant": TokenLimits(1, 512)})
+    described = dataclasses.replace(REQUEST, pass_config=resolved.encode()).describe()
+    assert ("pass_config.norm_quant", "[1, 512] tokens") in described
+    assert not any(name == "pass_config.act_quant" for name, _ in described)
 
 
 def test_two_requests_that_differ_in_one_field_are_described_by_one_difference() -> None:

@@ -80,7 +80,6 @@ def request_vector(name: str, request: RequestFields) -> dict[str, Any]:
     """Return a request's bytes and digests."""
     return {
         "name": name,
-        "fields": [list(field) for field in request.describe()],
         "bytes": request.encode().hex(),
         "request_digest": request.request_digest().hex(),
         "family_digest": request.family_digest().hex(),

@@ -161,10 +161,10 @@ class _GraphEncoder:
         values = [value_of(node) for node in placeholders] + list(constants)
         roles = [_role(node) for node in placeholders] + [Role.CONSTANT] * len(constants)
         self._number_symbols(values)
-        aliases = _alias_groups(values)
+        metas = [self._input_meta(value) for value in values]
         inputs = tuple(
-            Input(self._input_meta(value), role, alias)
-            for value, role, alias in zip(values, roles, aliases, strict=True)
+            Input(meta, role, alias)
+            for meta, role, alias in zip(metas, roles, _alias_groups(values), strict=True)
         )
         return inputs, self._sources(inputs)
 
@@ -175,7 +175,8 @@ class _GraphEncoder:
                 if is_wrapper_subclass(value):
                     name = f"{type(value).__module__}.{type(value).__qualname__}"
                     raise UnkeyableGraph(f"an input of type {name}: desugar_to_aten takes it apart")
-                sizes += [*value.shape, *value.stride(), value.storage_offset()]
+                if value.layout is torch.strided:
+                    sizes += [*value.shape, *value.stride(), value.storage_offset()]
             elif isinstance(value, torch.SymInt):
                 sizes.append(value)
         symbolic = [size for size in sizes if isinstance(size, torch.SymInt)]

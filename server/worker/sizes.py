@@ -32,6 +32,7 @@ from fuse_cache.proto.expression import (
     ExpressionError,
     evaluate,
 )
+from fuse_cache.proto.expression_text import to_text
 from fuse_cache.proto.graph import Graph, Symbol, TensorMeta
 from fuse_cache.proto.request import Range
 from fuse_cache.server.worker.protocol import BuildFailed
@@ -136,7 +137,7 @@ def choose_hints(graph: Graph, bounds: Sequence[Symbol]) -> tuple[int, ...]:
     raise BuildFailed(
         "REQUEST_MALFORMED",
         "no sizes within the range fulfil the graph's conditions: "
-        + ", ".join(str(guard) for guard in graph.guards[:8]),
+        + ", ".join(to_text(guard) for guard in graph.guards[:8]),
         stage="rebuild",
     )
 

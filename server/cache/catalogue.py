@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -28,6 +28,8 @@ from fuse_cache.server.cache.tier import (
 )
 
 log = logging.getLogger(__name__)
+
+FAMILY_BATCH = 256  # Entries read between pauses: some milliseconds.
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,16 +195,18 @@ class Catalogue:
                 stored.name, facts, stored.meta.content, size_bytes, self._hits.get(stored.name, 0)
             )
 
-    def fill_families(self) -> int:
+    def fill_families(self, pause: Callable[[], bool] = lambda: True) -> int:
         """Read the family index from what is stored; return how many artifacts were seen.
 
-        For a background thread.
+        For a background thread: `pause` is called now and then, and ends the work by answering False.
         """
         seen = 0
         try:
             for info in self.entries():
                 self.families.add(info.key, info.facts)
                 seen += 1
+                if seen % FAMILY_BATCH == 0 and not pause():
+                    break
         except TierUnavailableError:
             pass  # It is filled again after the next successful `maintain`.
         return seen

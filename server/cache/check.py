@@ -67,7 +67,7 @@ def check(
     if tier.folder.writable:
         problems += _index(tier, fix=fix)
         if fix:
-            tier.guarded.reconcile(lambda: None)
+            tier.guarded.reconcile()
     return problems
 
 

@@ -154,6 +154,12 @@ class Database:
                 self.cache()
         return True
 
+    def release(self) -> None:
+        """Close the connection of this thread, which is about to end; other threads keep theirs."""
+        with self._lock:
+            if self._cache is not None:
+                self._cache.close()
+
     def close(self) -> None:
         with self._lock:
             self._drop()

@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 # What deleting needs on a full disk: SQLite's WAL takes up to 1,000 pages of 4 KiB before they are folded in,
 # and folding needs as much again in the database.
 RESERVE_BYTES = 8 * 1024 * 1024
+RECONCILE_PERIOD_S = (
+    6 * 3600.0
+)  # Half a minute of work for 100,000 entries, for what only crashes leave behind.
 REOPEN_AFTER_S = 5.0  # A folder that could not be opened is tried again by the first call after this.
 
 
@@ -79,6 +82,7 @@ class DiskTier(Tier):
         self._walked = Usage()  # what a read-only folder holds, as maintenance last saw it
         self._outage = ""  # why the folder cannot be used at all, "" while it can
         self._retry_at_s = 0.0
+        self._reconcile_at_s = 0.0
         self._open()
 
     def get(self, space: Space, name: bytes) -> Entry | None:
@@ -117,10 +121,8 @@ class DiskTier(Tier):
             content = header.meta.content if header is not None else b""
         try:
             done = self._room.delete([(space, name)])
-            if content:
-                self.guarded.settle()
-                if not self.guarded.run(lambda index: index.naming(content)):
-                    self._room.delete([(Space.CONTENT, content)])
+            if content and not self._is_named(content):
+                self._room.delete([(Space.CONTENT, content)])
         except OSError as error:
             raise self._write_error(error) from error
         return done
@@ -129,11 +131,12 @@ class DiskTier(Tier):
         self._ready()
         if self.folder.writable:
             try:
-                self.guarded.settle()
-                yield from self.rows(space)
-                return
+                if self.guarded.complete():
+                    yield from self.rows(space)
+                    return
             except TierError:
-                pass  # No index at the moment: the files say the same, more slowly.
+                pass
+        # No index, or one that does not know all files yet: they say the same, more slowly.
         yield from self._walk(space)
 
     def quarantine(self, space: Space, name: bytes) -> bool:
@@ -180,9 +183,10 @@ class DiskTier(Tier):
             self._ready()
             if self.folder.writable:
                 self._room.fold_uses()
-                # A millisecond per shard keeps a walk over 100,000 entries from starving the server's
-                # threads.
-                self.guarded.reconcile(lambda: time.sleep(0.001))
+                if self._monotonic_s() >= self._reconcile_at_s:
+                    self.guarded.reconcile(gently=True)
+                    self._room.make(0)
+                    self._reconcile_at_s = self._monotonic_s() + RECONCILE_PERIOD_S
                 self.folder.take_reserve()
             else:
                 sizes = {space: [stored.size_bytes for stored in self._walk(space)] for space in Space}
@@ -196,7 +200,7 @@ class DiskTier(Tier):
         if self.folder.writable and not self._outage:
             with contextlib.suppress(TierError):
                 self._room.fold_uses()
-        self.guarded.index.close()
+        self.guarded.close()
 
     def rows(self, space: Space) -> Iterator[Stored]:
         """Yield what the index says; `iterate` also works without one. Raises: TierError."""
@@ -216,7 +220,8 @@ class DiskTier(Tier):
             raise WriteLostError(
                 self.name, f"{size_bytes} bytes are more than the store's {self._room.limit_bytes}"
             )
-        self.guarded.settle()
+        # If it is not: the cap holds for what the index knows, until the rest is read in.
+        self.guarded.complete()
         if space is Space.CONTENT and self._has_content(name, size_bytes):
             return
         try:
@@ -260,6 +265,13 @@ class DiskTier(Tier):
             self._room.uses.note(Space.CONTENT, (digest,))
             return True
         return False
+
+    def _is_named(self, content: bytes) -> bool:
+        """Tell whether a manifest may name it: an index that does not know all files cannot rule it out.
+
+        Such a content is left to `reconcile`.
+        """
+        return not self.guarded.complete() or bool(self.guarded.run(lambda index: index.naming(content)))
 
     def _walk(self, space: Space) -> Iterator[Stored]:
         """Yield what the files say. Damaged ones are left to `get`."""

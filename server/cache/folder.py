@@ -221,11 +221,12 @@ class Folder:
             yield descriptor
 
     def _replace(self, source: str, target: str) -> None:
-        try:
-            self.files.replace(source, target)
-        except FileNotFoundError:
+        for _ in range(3):  # Who removes empty folders may take a new one before the file is in it.
+            with contextlib.suppress(FileNotFoundError):
+                self.files.replace(source, target)
+                return
             self.files.make_dirs(os.path.dirname(target))
-            self.files.replace(source, target)
+        self.files.replace(source, target)
 
     def _probe(self) -> bool:
         """Try what every write needs: create, write, rename. False: this folder may only be read."""

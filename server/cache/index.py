@@ -8,11 +8,13 @@ deletion of files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from diskcache.core import MODE_BINARY
+
 from fuse_cache.server.cache.database import Database, PendingFile
-from fuse_cache.server.cache.entry_file import open_meta
+from fuse_cache.server.cache.entry_file import open_meta, seal_meta
 from fuse_cache.server.cache.eviction import Candidate
 from fuse_cache.server.cache.index_errors import translated
 from fuse_cache.server.cache.tier import NAME_BYTES, Meta, Space, Stored
@@ -47,13 +49,18 @@ class Index:
 
     def adopt(self, found: Collection[tuple[Space, Stored, float]]) -> None:
         """Write rows for files that are there already: (space, what, when the file was written)."""
+        # diskcache's own `set` costs 0.3 ms a row: a minute for 100,000 entries.
+        sql = (
+            "INSERT INTO Cache (key, raw, store_time, access_time, tag, size, mode, value) "
+            "VALUES (?, 1, ?, ?, ?, ?, ?, ?) ON CONFLICT (key, raw) DO UPDATE SET tag = excluded.tag, "
+            "size = excluded.size, mode = excluded.mode, value = excluded.value, "
+            "store_time = excluded.store_time"
+        )
         with self.database.transaction() as execute:
-            cache = self.database.cache()
-            for space, stored, written_unix_s in found:
-                key = row_key(space, stored.name)
-                cache.set(key, PendingFile(_size_of(stored), stored.meta), tag=_tag(stored.meta))
-                times = "UPDATE Cache SET store_time = ?, access_time = ? WHERE key = ? AND raw = 1"
-                execute(times, (written_unix_s, written_unix_s, key))
+            for space, stored, written_s in found:
+                key, meta = row_key(space, stored.name), stored.meta
+                row = (key, written_s, written_s, _tag(meta), stored.size_bytes, MODE_BINARY, seal_meta(meta))
+                execute(sql, row)
 
     def delete(self, rows: Collection[tuple[Space, bytes]]) -> None:
         """Delete rows. Their files are the caller's to unlink, before."""
@@ -192,10 +199,6 @@ def parse_row_key(key: bytes) -> tuple[Space, bytes]:
 
 def _tag(meta: Meta) -> bytes | None:
     return row_key(Space.CONTENT, meta.content) if meta.content else None
-
-
-def _size_of(stored: Stored) -> Callable[[], int]:
-    return lambda: stored.size_bytes
 
 
 def _bounds(space: Space) -> tuple[bytes, bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -35,7 +34,7 @@ def reconcile(
     index: Index,
     *,
     now_s: float,
-    pause: Callable[[], None] = lambda: time.sleep(0),
+    pause: Callable[[], None],
 ) -> Reconciled:
     """Walk all files, mend the index, sweep what is nobody's. Others may read and write meanwhile.
 

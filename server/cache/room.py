@@ -85,9 +85,12 @@ class Room:
         return total + self._in_flight_bytes + size_bytes - self.limit_bytes
 
     def make(self, size_bytes: int) -> None:
-        """Evict at least `size_bytes`: for a disk that others filled. Raises: TierError."""
+        """Evict at least `size_bytes` (for a disk that others filled), and what is above the cap.
+
+        Raises: TierError.
+        """
         with self._making:
-            self._evict(size_bytes)
+            self._evict(max(size_bytes, self._excess(0)))
 
     def fold_uses(self) -> None:
         """Tell the index what was used. Raises: TierError."""

@@ -174,19 +174,22 @@ class Store:
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: call(*args, **kwargs))
 
     def _keep(self) -> None:
-        self.catalogue.fill_families()
-        while True:
+        def pause() -> bool:
+            return not self._stop.wait(0.003)
+
+        while not self._stop.is_set():
+            # First what the index says, in a second; then what maintenance finds and other processes
+            # published meanwhile.
+            self.catalogue.fill_families(pause)
             self.catalogue.tiers.maintain()
-            # Files that maintenance found again, and what other processes published meanwhile.
-            self.catalogue.fill_families()
             if self._stop.wait(MAINTENANCE_PERIOD_S):
                 return
 
     def _close(self) -> None:
+        self._threads.shutdown(wait=True)
+        self.catalogue.tiers.close()  # Ends the maintenance that may run.
         if self._keeper is not None:
             self._keeper.join()
-        self._threads.shutdown(wait=True)
-        self.catalogue.tiers.close()
 
 
 def compose(memory: Tier, *slower: Tier, checker: Callable[..., list[Problem]] | None = None) -> Store:

@@ -38,14 +38,18 @@ def run_cli(*arguments: str, env: Mapping[str, str] | None = None, check: bool =
         check=False,
     )
     if check and done.returncode:
-        raise AssertionError(f"fuse-cache {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+        raise AssertionError(
+            f"fuse-cache {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+        )
     return done.stdout
 
 
 class Daemon:
     """One running daemon. `folder` holds its store, socket, log and trust folder."""
 
-    def __init__(self, folder: Path, *arguments: str, env: Mapping[str, str] | None = None, listen: str = "") -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, env: Mapping[str, str] | None = None, listen: str = ""
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.store = folder / "store"
@@ -94,12 +98,16 @@ class Daemon:
 
     def stats(self) -> dict[str, Any]:
         """Return `fuse-cache stats --json`."""
-        answer: dict[str, Any] = json.loads(run_cli("stats", "--endpoint", self.endpoint, "--json", env=self.env))
+        answer: dict[str, Any] = json.loads(
+            run_cli("stats", "--endpoint", self.endpoint, "--json", env=self.env)
+        )
         return answer
 
     def entries(self) -> list[dict[str, Any]]:
         """Return `fuse-cache ls --json`."""
-        answer: list[dict[str, Any]] = json.loads(run_cli("ls", "--endpoint", self.endpoint, "--json", env=self.env))
+        answer: list[dict[str, Any]] = json.loads(
+            run_cli("ls", "--endpoint", self.endpoint, "--json", env=self.env)
+        )
         return answer
 
     def stop(self, *, timeout_s: float = 30.0) -> int:
@@ -122,7 +130,9 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def running_daemon(folder: Path, *arguments: str, env: Mapping[str, str] | None = None, listen: str = "") -> Iterator[Daemon]:
+def running_daemon(
+    folder: Path, *arguments: str, env: Mapping[str, str] | None = None, listen: str = ""
+) -> Iterator[Daemon]:
     """Run a daemon for the length of a block."""
     daemon = Daemon(folder, *arguments, env=env, listen=listen).start()
     try:

@@ -66,7 +66,12 @@ def _run_host(endpoint: str, folder: Path) -> dict[str, Any]:
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, __file__, "host", endpoint], env=env, stdout=subprocess.PIPE, text=True, check=False, timeout=900
+        [sys.executable, __file__, "host", endpoint],
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=900,
     )
     if done.returncode:
         raise SystemExit(f"the host failed with exit status {done.returncode}; its message stands above")
@@ -84,19 +89,31 @@ def main() -> None:
         console.print("starting a daemon on an embedded disk store ...")
         with running_daemon(folder / "daemon") as daemon:
             os.environ["FUSE_CACHE_TRUST_DIR"] = daemon.env["FUSE_CACHE_TRUST_DIR"]
-            console.print(f"first host: an {LAYERS}-layer Llama, {len(RANGES)} ranges, nothing cached anywhere ...")
+            console.print(
+                f"first host: an {LAYERS}-layer Llama, {len(RANGES)} ranges, nothing cached anywhere ..."
+            )
             first = _run_host(daemon.endpoint, folder / "first")
             console.print("second host: a fresh process with an empty cache folder and another HOME ...")
             second = _run_host(daemon.endpoint, folder / "second")
             stats, entries = daemon.stats(), daemon.entries()
     table = Table("", "first host", "second host", title=f"Llama, {LAYERS} layers")
-    for label, field in (("imports", "import_s"), ("first call", "first_call_s"), ("later call", "later_call_s")):
+    for label, field in (
+        ("imports", "import_s"),
+        ("first call", "first_call_s"),
+        ("later call", "later_call_s"),
+    ):
         table.add_row(label, f"{first[field]:.3f} s", f"{second[field]:.3f} s")
-    table.add_row("largest difference from eager", f"{first['worst_difference']:.1e}", f"{second['worst_difference']:.1e}")
+    table.add_row(
+        "largest difference from eager",
+        f"{first['worst_difference']:.1e}",
+        f"{second['worst_difference']:.1e}",
+    )
     for i, (one, two) in enumerate(zip(first["graphs"], second["graphs"], strict=True)):
         table.add_row(f"graph {i} range", str(one["compile_range"]), str(two["compile_range"]))
         table.add_row(f"graph {i} source", one["source"], two["source"])
-        table.add_row(f"graph {i} fetch and load, or compile", f"{one['seconds']:.3f} s", f"{two['seconds']:.3f} s")
+        table.add_row(
+            f"graph {i} fetch and load, or compile", f"{one['seconds']:.3f} s", f"{two['seconds']:.3f} s"
+        )
         table.add_row(f"graph {i} fusions", str(one["fusions"]), str(two["fusions"]))
     console.print(table)
     console.print(f"stored: {sum(e['bytes'] for e in entries):,} bytes in {len(entries)} artifacts")

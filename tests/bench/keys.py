@@ -33,11 +33,22 @@ def measure() -> list[Row]:
                     "LOCAL_RANK": str(number % 8), "CUDA_VISIBLE_DEVICES": str(number % 8), "TMPDIR": str(home),
                 }  # fmt: skip
                 pair.append(
-                    subprocess.Popen([sys.executable, "-c", PROBE], cwd=home, env=environment, stdout=subprocess.PIPE, text=True)
+                    subprocess.Popen(
+                        [sys.executable, "-c", PROBE],
+                        cwd=home,
+                        env=environment,
+                        stdout=subprocess.PIPE,
+                        text=True,
+                    )
                 )
             for process in pair:
                 out, _ = process.communicate(timeout=300)
                 digests.append(out.split()[-1])
     return [
-        Row(what=f"different digests of one graph in {len(digests)} processes", value=len(set(digests)), unit="", bar=1)
+        Row(
+            what=f"different digests of one graph in {len(digests)} processes",
+            value=len(set(digests)),
+            unit="",
+            bar=1,
+        )
     ]

@@ -36,7 +36,11 @@ def _machine() -> dict[str, object]:
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit,
         "cpu": next(
-            (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+            (
+                line.partition(":")[2].strip()
+                for line in Path("/proc/cpuinfo").read_text().splitlines()
+                if "model name" in line
+            ),
             platform.processor(),
         ),
         "cores": os.cpu_count(),

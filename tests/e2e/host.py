@@ -40,14 +40,20 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
             got, want = compiled(**mine), model(**theirs)
             worst = max(worst, float((got.logits.float() - want.logits.float()).abs().max()))
             if job["kind"] == "static_cache":
-                for a, b in zip(mine["past_key_values"].layers, theirs["past_key_values"].layers, strict=True):
+                for a, b in zip(
+                    mine["past_key_values"].layers, theirs["past_key_values"].layers, strict=True
+                ):
                     worst = max(worst, float((a.keys.float() - b.keys.float()).abs().max()))
     graphs = report(json=True)[before:]
     return {"job": job, "seconds": time.perf_counter() - started, "worst": worst, "graphs": graphs}
 
 
 def run_host(
-    jobs: Sequence[dict[str, Any]], folder: Path, *, env: Mapping[str, str] | None = None, timeout_s: float = 900
+    jobs: Sequence[dict[str, Any]],
+    folder: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float = 900,
 ) -> list[dict[str, Any]]:
     """Run a host in a process of its own, whose HOME and caches lie in `folder`, and return its outcomes."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,11 @@ from tests.e2e.host import TOLERANCE, run_host
 from tests.models import KINDS, MODELS
 
 # What `make test` runs; the whole cross is slow.
-QUICK = (("llama", "float32", "static_cache"), ("qwen3", "bfloat16", "dynamic"), ("gpt2", "float32", "static"))
+QUICK = (
+    ("llama", "float32", "static_cache"),
+    ("qwen3", "bfloat16", "dynamic"),
+    ("gpt2", "float32", "static"),
+)
 WHOLE = tuple((model, dtype, kind) for model in MODELS for dtype in ("float32", "bfloat16") for kind in KINDS)
 
 
@@ -47,7 +51,12 @@ def _through_two_hosts(daemon: Daemon, cases: tuple[tuple[str, str, str], ...], 
     jobs = [_job(daemon, *case) for case in cases]
     _check(run_host(jobs, tmp_path / "first", env=daemon.env, timeout_s=3000), "compiled")
     compiles = daemon.stats()["compiles"]
-    without_compiler = {**daemon.env, "PATH": str(tmp_path / "empty"), "CXX": "/nonexistent", "CC": "/nonexistent"}
+    without_compiler = {
+        **daemon.env,
+        "PATH": str(tmp_path / "empty"),
+        "CXX": "/nonexistent",
+        "CC": "/nonexistent",
+    }
     _check(run_host(jobs, tmp_path / "second", env=without_compiler), "daemon")
     assert daemon.stats()["compiles"] == compiles == len(cases)
 
@@ -58,5 +67,7 @@ def test_three_models_compile_once_and_load_without_a_compiler(daemon: Daemon, t
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_every_model_dtype_and_kind_compiles_once_and_loads_without_a_compiler(daemon: Daemon, tmp_path: Path) -> None:
+def test_every_model_dtype_and_kind_compiles_once_and_loads_without_a_compiler(
+    daemon: Daemon, tmp_path: Path
+) -> None:
     _through_two_hosts(daemon, tuple(case for case in WHOLE if case not in QUICK), tmp_path)

@@ -1,0 +1,151 @@
+"""A verified hit from the daemon's memory tier beside a bare server of the same kind, in one run and turn about."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+
+from fuse_cache.client.client import Client
+from fuse_cache.client.remote import Own, Remote
+from fuse_cache.client.verify import Want
+from fuse_cache.proto import compile_pb2 as wire
+from fuse_cache.proto.limits import INLINE_BYTES
+from tests.bench.row import Row, median_row
+from tests.bench.synthetic import publish
+from tests.daemon import running_daemon
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = (64 * KIB, 8 * MIB, 64 * MIB)
+ROUNDS = {64 * KIB: 400, 8 * MIB: 40, 64 * MIB: 8}
+CLIENTS = 16
+CLIENT_ROUNDS = 100
+
+
+class Verified:
+    """A client that keeps nothing: each hit is a lookup, a fetch where it is large, and every check."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._checker = client._checker(client.known())
+
+    def get(self, want: Want) -> int:
+        """Return the bytes of one verified hit."""
+        client = self._client
+        answer = client.transport.lookup(
+            wire.LookupRequest(
+                namespace="default", toolchain=client.toolchain.to_message(), items=[client._item(want)],
+                inline_limit_bytes=INLINE_BYTES,
+            )
+        )  # fmt: skip
+        found = answer.results[0]
+        assert found.found
+        remote = Remote(client.transport, client.reporter, self._checker, Own())
+        artifact = remote.take(want, found.manifest, found.inline_content)
+        assert artifact is not None
+        return len(artifact.content)
+
+
+@contextlib.contextmanager
+def bare_server(folder: Path) -> Iterator[str]:
+    """Run the floor in a process of its own."""
+    address = f"unix:{folder / 'bare.sock'}"
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("bare.py")), address], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    try:
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def _bare(channel: grpc.Channel) -> Callable[[int], int]:
+    unary = channel.unary_unary("/bare.Bare/Get")
+    stream = channel.unary_stream("/bare.Bare/Stream")
+
+    def get(size: int) -> int:
+        request = str(size).encode()
+        if size <= INLINE_BYTES:
+            return len(unary(request, timeout=30))
+        return len(b"".join(stream(request, timeout=30)))
+
+    return get
+
+
+def _timed(call: Callable[[], int], size: int) -> float:
+    began = time.perf_counter()
+    got = call()
+    seconds = time.perf_counter() - began
+    assert got == size
+    return seconds * 1e3
+
+
+def _throughput(call: Callable[[], int]) -> float:
+    """Return calls a second of `CLIENTS` threads."""
+    gate = threading.Barrier(CLIENTS + 1)
+
+    def work() -> None:
+        gate.wait()
+        for _ in range(CLIENT_ROUNDS):
+            call()
+
+    threads = [threading.Thread(target=work) for _ in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    gate.wait()
+    began = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    return CLIENTS * CLIENT_ROUNDS / (time.perf_counter() - began)
+
+
+def measure() -> list[Row]:
+    """Time hits of three sizes, and sixteen clients at once."""
+    rows = []
+    options = [("grpc.max_receive_message_length", 8 * MIB)]
+    with tempfile.TemporaryDirectory() as name, running_daemon(Path(name) / "daemon") as daemon:
+        folder = Path(name)
+        os.environ["FUSE_CACHE_TRUST_DIR"] = daemon.env["FUSE_CACHE_TRUST_DIR"]
+        client = Client({"endpoint": daemon.endpoint, "cache_dir": str(folder / "cache")})
+        verified = Verified(client)
+        with bare_server(folder) as address, grpc.insecure_channel(address, options) as floor:
+            bare = _bare(floor)
+            with grpc.insecure_channel(daemon.endpoint) as channel:
+                wants = {size: publish(channel, rows_, size) for rows_, size in enumerate(SIZES, 1)}
+            for size in SIZES:
+                ours, theirs = [], []
+                for round_ in range(ROUNDS[size] + 3):
+                    a = _timed(lambda size=size: verified.get(wants[size]), size)  # type: ignore[misc]  # a default binds it
+                    b = _timed(lambda size=size: bare(size), size)  # type: ignore[misc]
+                    if round_ >= 3:  # Connections, memory tier and branch predictors are warm.
+                        ours.append(a)
+                        theirs.append(b)
+                label = f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
+                ratio = statistics.median(ours) / statistics.median(theirs)
+                rows += [
+                    median_row(f"verified hit, {label}", ours, "ms"),
+                    median_row(f"bare grpc.aio server, {label}", theirs, "ms"),
+                    Row(what=f"ratio, {label}", value=ratio, unit="x", bar=1.5),
+                ]
+            small = SIZES[0]
+            mine = _throughput(lambda: verified.get(wants[small]))
+            bares = _throughput(lambda: bare(small))
+            rows += [
+                Row(what=f"verified hits a second, {CLIENTS} clients, 64 KiB", value=mine, unit="/s"),
+                Row(what=f"bare server, {CLIENTS} clients, 64 KiB", value=bares, unit="/s"),
+                Row(what="ratio", value=mine / bares, unit="x", bar=0.75, at_least=True),
+            ]
+        client.close()
+    return rows

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fuse_cache.server.config import ConfigError, ServerConfig, load_config
-from fuse_cache.server.epoch import Epoch, EpochError, Stamps, package_root, take_epoch, take_stamps
+from fuse_cache.server.epoch import EpochError, Sources, package_root, take_epoch, take_stamps
 from fuse_cache.server.logs import set_up_logging
-from fuse_cache.server.spool import WorkFolder
 from fuse_cache.server.worker.link import SupervisorLink
 from fuse_cache.server.worker.processes import become_subreaper
+from fuse_cache.server.workfolder import WorkFolder
 
 log = logging.getLogger(__name__)
 
@@ -31,20 +31,26 @@ class StartError(RuntimeError):
     """The daemon cannot start; the message says what to change."""
 
 
-def run(config: ServerConfig, *, entry: str = ENTRY, seed_entry: str = SEED_ENTRY) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit status. `entry` is another build only in tests."""
+def run(
+    config: ServerConfig, *, entry: str = ENTRY, seed_entry: str = SEED_ENTRY, root: Path | None = None
+) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit status.
+
+    `entry` is another build, and `root` another place to take fingerprints from, only in tests.
+    """
+    root = root or package_root()
     set_up_logging(config.log_level)
     try:
         work = WorkFolder(config.work_dir)
         # Before the fork server loads anything, so that an edit in between is seen as a change.
-        stamps = take_stamps(package_root())
+        stamps = take_stamps(root)
         become_subreaper()
         # Before gRPC is even imported: a process that has served gRPC must not fork.
         link = SupervisorLink(entry, os.environ, owns_all_children=True)
         link.start()
         memo = config.work_dir / "fingerprints.json"
-        epoch = take_epoch(stamps, package_root(), op_modules=config.op_modules, memo=memo)
-        return asyncio.run(_serve(config, work, link, epoch, stamps, memo, seed_entry))
+        epoch = take_epoch(stamps, root, op_modules=config.op_modules, memo=memo)
+        return asyncio.run(_serve(config, work, link, Sources(epoch, stamps, root, memo), seed_entry))
     except (StartError, EpochError, OSError) as error:
         log.error("cannot start", extra={"why": str(error)})
         return 1
@@ -54,16 +60,12 @@ async def _serve(
     config: ServerConfig,
     work: WorkFolder,
     link: SupervisorLink,
-    epoch: Epoch,
-    stamps: Stamps,
-    memo: Path,
+    sources: Sources,
     seed_entry: str,
 ) -> int:
     from fuse_cache.server.daemon import Daemon  # Imports gRPC, after the supervisor has been started.
 
-    daemon = Daemon(
-        config, work=work, link=link, epoch=epoch, stamps=stamps, memo=memo, seed_entry=seed_entry
-    )
+    daemon = Daemon(config, work=work, link=link, sources=sources, seed_entry=seed_entry)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stop_soon)

@@ -23,9 +23,10 @@ from fuse_cache.server.key import KeyFields
 from fuse_cache.server.metrics import Metrics
 from fuse_cache.server.publish import Sealed, seal
 from fuse_cache.server.seeds import Seeds
-from fuse_cache.server.spool import Upload, WorkFolder
+from fuse_cache.server.spool import Upload
 from fuse_cache.server.worker.pool import WorkerError, WorkerPool
 from fuse_cache.server.worker.protocol import Built, write_job_files
+from fuse_cache.server.workfolder import WorkFolder
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,15 @@ class Order:
     request_bytes: bytes
     epoch: Epoch
     model: str
+
+
+_DRAINING = Failure(reason="DRAINING", message="the daemon is stopping; ask another one, or compile locally")
+
+
+class SourcesChanged(WorkerError):
+    """What was or would be built is not what the key says. Asked again, it gets another key."""
+
+    reason = "TOOLCHAIN_MISMATCH"
 
 
 class Compiler:
@@ -75,6 +85,7 @@ class Compiler:
         ] = {}  # key -> order, spooled bytes; from UPLOADED to the end
         self._running: set[asyncio.Task[None]] = set()
         self._checking: set[asyncio.Task[None]] = set()
+        self._draining = False
         jobs.on_queued = self._fill
 
     @property
@@ -93,12 +104,10 @@ class Compiler:
 
     async def drain(self, grace_s: float) -> None:
         """Refuse what waits, and give what runs `grace_s` seconds to end. Then it is killed."""
-        failure = Failure(
-            reason="DRAINING", message="the daemon is stopping; ask another one, or compile locally"
-        )
+        self._draining = True
         for job in self._jobs:
             if job.state in (State.WANTED, State.QUEUED):
-                self._end(job, failure)
+                self._end(job, _DRAINING)
         pending = self._running | self._checking
         if pending:
             _, pending = await asyncio.wait(pending, timeout=grace_s)
@@ -106,7 +115,7 @@ class Compiler:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
         for job in self._jobs:
-            self._end(job, failure)
+            self._end(job, _DRAINING)
 
     async def _check(self, job: Job) -> None:
         assert job.folder is not None
@@ -127,7 +136,10 @@ class Compiler:
                 ),
             )
         else:
-            self._jobs.apply(job, Event.ACCEPTED)
+            if self._draining:  # It was with the validator when what waits was refused.
+                self._end(job, _DRAINING)
+            else:
+                self._jobs.apply(job, Event.ACCEPTED)
 
     def _fill(self) -> None:
         while len(self._running) < self._workers and (job := self._jobs.next_queued()) is not None:
@@ -164,13 +176,16 @@ class Compiler:
         folder = job.folder
         assert folder is not None
         await self._must_be_current(order)
+        self._jobs.progress(job, "start", "precompiled headers")
+        seed_dir = await self._seeds.ready(order.epoch, order.request.target)
+        self._jobs.progress(job, "start", "worker")
         await asyncio.to_thread(
             write_job_files,
             folder,
             job_id=job.job_id,
             request=order.request_bytes,
             op_modules=self._op_modules,
-            seed_dir=await self._seeds.ready(order.epoch, order.request.target),
+            seed_dir=seed_dir,
         )
         self._metrics.compiles.inc()
         began_s = time.monotonic()
@@ -194,7 +209,7 @@ class Compiler:
                 "target": order.request.target,
                 "seconds": round(seconds, 2),
                 "bytes": len(built.content),
-                "fusions": {r["name"]: r["matches"] for r in built.passes if r.get("is_fusion")},
+                "fusions": {r["name"]: r["matches"] for r in built.passes if r.get("matches")},
             },
         )
         return result
@@ -203,7 +218,7 @@ class Compiler:
         """Make sure that the sources on disk are those that the key names: workers import from there."""
         epoch = await self._freshness.look()
         if epoch.name != order.epoch.name:
-            raise WorkerError(
+            raise SourcesChanged(
                 "passes, kernels or the toolchain changed on this daemon's disk meanwhile; ask again",
                 stage="start",
             )

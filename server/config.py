@@ -14,7 +14,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fuse_cache.proto.cpu_target import CPU_TARGETS, is_cpu_target, refusal
-from fuse_cache.server.cache.compose import DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES
 
 PREFIX = "FUSE_CACHE_"
 # Names under our prefix that others read: the client's options, and what both sides find their trust folder
@@ -51,8 +50,10 @@ class ServerConfig(BaseModel):
     work_dir: Path = Field(
         default_factory=lambda: Path(tempfile.gettempdir()) / f"fuse-cache-work-{os.getuid()}"
     )
-    memory_bytes: int = Field(default=DEFAULT_MEMORY_BYTES, ge=1 << 20)
-    disk_bytes: int = Field(default=DEFAULT_DISK_BYTES, ge=1 << 20)
+    memory_bytes: int | None = Field(
+        default=None, ge=1 << 20
+    )  # of the memory tier; default: cache/compose.py
+    disk_bytes: int | None = Field(default=None, ge=1 << 20)
     job_timeout_s: float = Field(default=900.0, gt=0)
     job_memory_bytes: int = Field(default=8 << 30, ge=64 << 20)  # of one compilation's whole process tree
     max_queue: int = Field(default=256, ge=1)  # a model cut in 80 pieces with 3 ranges fits

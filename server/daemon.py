@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import time
-from pathlib import Path
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -25,11 +24,11 @@ from fuse_cache.proto.signing import (
 from fuse_cache.proto.trust import TrustError, open_trust_folder
 from fuse_cache.server.admin import AdminService
 from fuse_cache.server.admission import Gate
-from fuse_cache.server.cache.compose import open_store
+from fuse_cache.server.cache.compose import DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, open_store
 from fuse_cache.server.checker import GraphChecker
 from fuse_cache.server.compiler import Compiler
 from fuse_cache.server.config import ServerConfig
-from fuse_cache.server.epoch import Epoch, Stamps, package_root
+from fuse_cache.server.epoch import Sources
 from fuse_cache.server.errors import UnavailableError
 from fuse_cache.server.explain import Explainer
 from fuse_cache.server.fetch import ContentStreams, Grants
@@ -44,10 +43,10 @@ from fuse_cache.server.misses import MissLog
 from fuse_cache.server.reports import Reports
 from fuse_cache.server.seeds import Seeds
 from fuse_cache.server.service import CompileService
-from fuse_cache.server.spool import WorkFolder
 from fuse_cache.server.status import Status
 from fuse_cache.server.worker.link import Loading, SupervisorLink
 from fuse_cache.server.worker.pool import WorkerPool
+from fuse_cache.server.workfolder import WorkFolder
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +76,7 @@ class Daemon:
         *,
         work: WorkFolder,
         link: SupervisorLink,
-        epoch: Epoch,
-        stamps: Stamps,
-        memo: Path,
+        sources: Sources,
         seed_entry: str,
     ) -> None:
         self._config = config
@@ -91,14 +88,12 @@ class Daemon:
 
         signing_key, trusted = _keys(config)
         self.metrics = metrics = Metrics()
-        self.freshness = freshness = Freshness(
-            epoch, stamps, package_root(), memo=memo, on_change=self._link.reload
-        )
+        self.freshness = freshness = Freshness(sources, on_change=self._link.reload)
         self.status = status = Status(targets=config.target, freshness=freshness, link=link, trusted=trusted)
         self.store = store = open_store(
             config.store,
-            memory_bytes=config.memory_bytes,
-            disk_bytes=config.disk_bytes,
+            memory_bytes=config.memory_bytes or DEFAULT_MEMORY_BYTES,
+            disk_bytes=config.disk_bytes or DEFAULT_DISK_BYTES,
             check_manifest=self._check_manifest,
         )
         self.jobs = jobs = Jobs(max_queue=config.max_queue, now_s=time.monotonic)

@@ -29,6 +29,7 @@ _PLUMBING = frozenset({
     "__init__.py", "checked.py", "forkserver.py", "link.py", "pool.py", "processes.py", "protocol.py",
     "supervisor.py", "validator.py",
 })  # fmt: skip
+_HEADER_SOURCES = ("isa.py", "seed.py")
 _FOLDERS = ("proto", "server", "passes", "kernels")
 _BUILD_FOLDERS = ("passes", "kernels", os.path.join("server", "worker"))
 
@@ -45,6 +46,7 @@ class Epoch:
     passes: Mapping[str, bytes]
     kernel_sources: bytes
     worker_sources: bytes
+    header_sources: bytes  # of these, what precompiled headers depend on; not in the key by itself
     toolchain: Toolchain
     op_modules: tuple[str, ...]
 
@@ -84,6 +86,16 @@ class Stamps:
     toolchain: Toolchain
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """An epoch, the stamps it belongs to, where both were taken, and where fingerprints are remembered."""
+
+    epoch: Epoch
+    stamps: Stamps
+    root: Path
+    memo: Path
+
+
 def take_stamps(root: Path) -> Stamps:
     """Look at every source file (200 calls of stat, 1 ms) and at the wheels. Blocking.
 
@@ -112,7 +124,7 @@ def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo:
     """
     passes = _remembered(memo, stamps)
     if passes is None:
-        passes = _run_fingerprint_command()
+        passes = _run_fingerprint_command(root)
         _remember(memo, stamps, passes)
     kernel_sources = _sources(path for path in (root / "kernels").glob("*.py"))
     worker_sources = _sources(
@@ -129,6 +141,7 @@ def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo:
         passes=passes,
         kernel_sources=kernel_sources,
         worker_sources=worker_sources,
+        header_sources=_sources(root / "server" / "worker" / name for name in _HEADER_SOURCES),
         toolchain=toolchain,
         op_modules=op_modules,
     )
@@ -151,13 +164,14 @@ def _sources(paths: Iterator[Path]) -> bytes:
     return hasher.digest()
 
 
-def _run_fingerprint_command() -> dict[str, bytes]:
+def _run_fingerprint_command(root: Path) -> dict[str, bytes]:
     """Run it in a process of its own: passes are never imported here.
 
     Vfork and exec, so gRPC's handlers do not run.
     """
     try:
-        done = subprocess.run(FINGERPRINT_COMMAND, capture_output=True, timeout=FINGERPRINT_S, check=False)
+        command = (*FINGERPRINT_COMMAND, "--root", str(root))
+        done = subprocess.run(command, capture_output=True, timeout=FINGERPRINT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EpochError(f"the pass fingerprints cannot be taken: {error}") from error
     if done.returncode:

@@ -30,7 +30,8 @@ from fuse_cache.server.fetch import Grants
 from fuse_cache.server.jobs import Failure, Job, Jobs, Priority, State
 from fuse_cache.server.lookup import inline_content
 from fuse_cache.server.metrics import Metrics
-from fuse_cache.server.spool import Upload, WorkFolder
+from fuse_cache.server.spool import Upload
+from fuse_cache.server.workfolder import WorkFolder
 
 HEARTBEAT_S = 0.8  # The promise is one event a second.
 MIN_INTERVAL_S = (

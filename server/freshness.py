@@ -7,9 +7,8 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from fuse_cache.server.epoch import Epoch, EpochError, Stamps, take_epoch, take_stamps
+from fuse_cache.server.epoch import Epoch, EpochError, Sources, take_epoch, take_stamps
 
 log = logging.getLogger(__name__)
 
@@ -19,18 +18,17 @@ PERIOD_S = 2.0  # Between two looks while nobody compiles; every compilation loo
 class Freshness:
     """Holds the current epoch. `look` is cheap while nothing changes: 200 calls of stat in a thread."""
 
-    def __init__(
-        self, epoch: Epoch, stamps: Stamps, root: Path, *, memo: Path, on_change: Callable[[], None]
-    ) -> None:
-        """Start from an epoch that belongs to `stamps`. `on_change` is called when workers must load anew."""
-        self.epoch = epoch
+    def __init__(self, sources: Sources, *, on_change: Callable[[], None]) -> None:
+        """Start from what was found. `on_change` is called when workers must load anew."""
+        self.epoch = sources.epoch
         self.problem = ""  # Why this daemon should be restarted or reinstalled; shown as DEGRADED.
-        self._stamps = stamps
-        self._started_with = stamps.own
-        self._root = root
-        self._memo = memo
+        self._stamps = sources.stamps
+        self._started_with = sources.stamps.own
+        self._root = sources.root
+        self._memo = sources.memo
         self._on_change = on_change
         self._lock = asyncio.Lock()  # One look at a time.
+        self._looked_s = float("-inf")  # When the last look began.
 
     async def look(self) -> Epoch:
         """Return the epoch of what is on the disk now.
@@ -45,8 +43,6 @@ class Freshness:
                 await self._look()
                 self._looked_s = began_s
         return self.epoch
-
-    _looked_s = float("-inf")
 
     async def _look(self) -> None:
         try:

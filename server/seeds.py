@@ -12,9 +12,9 @@ from pathlib import Path
 from blake3 import blake3
 
 from fuse_cache.server.epoch import Epoch
-from fuse_cache.server.spool import WorkFolder
 from fuse_cache.server.worker.pool import WorkerError, WorkerPool
 from fuse_cache.server.worker.protocol import write_seed_job
+from fuse_cache.server.workfolder import WorkFolder
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Seeds:
         """Return the seed folder of a target, made now if need be; None: compile without."""
         if not self._entry:
             return None
-        parts = (epoch.toolchain.torch_fingerprint, epoch.worker_sources, target.encode())
+        parts = (epoch.toolchain.torch_fingerprint, epoch.header_sources, target.encode())
         folder = self._base / blake3(b"\0".join(parts)).hexdigest()[:16]
         if folder not in self._tasks:
             self._tasks[folder] = asyncio.create_task(self._make(folder, target))

@@ -8,11 +8,6 @@ budget.
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
-import shutil
-import tempfile
-import uuid
 from io import FileIO
 from pathlib import Path
 
@@ -21,77 +16,9 @@ from blake3 import blake3
 from fuse_cache.proto.graph_format import DIGEST_CONTEXT
 from fuse_cache.proto.limits import CHUNK_BYTES, GRAPH_LIMITS
 from fuse_cache.server.errors import BusyError, DamagedUploadError, InvalidRequestError
+from fuse_cache.server.workfolder import WorkFolder
 
-SPOOL_BYTES = 1 << 30  # 128 graphs of the largest size, or 7,000 of the largest seen in practice.
 INLINE_WRITE_BYTES = 64 * 1024  # Into the page cache in 30 us: less than the hop to a thread and back.
-_LOCK = "lock"
-
-
-class WorkFolder:
-    """The daemon's private scratch folder.
-
-    One of its own per daemon; those of dead daemons are swept away at start.
-    """
-
-    def __init__(self, base: Path) -> None:
-        """Make the folder below `base`.
-
-        Raises:
-            OSError: it cannot be made, or belongs to somebody else.
-        """
-        base.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = os.lstat(base)
-        if info.st_uid != os.getuid() or base.is_symlink():
-            raise PermissionError(f"{base} belongs to another user; set work_dir to a folder of your own")
-        self.base = base
-        self._sweep()
-        self.path = Path(tempfile.mkdtemp(prefix="daemon-", dir=base))
-        self._lock_fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
-        self._spooled_bytes = 0
-
-    def _sweep(self) -> None:
-        for folder in self.base.glob("daemon-*"):
-            try:
-                fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-            except OSError:
-                continue  # Being made just now, or not ours.
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            except BlockingIOError:
-                pass  # Its daemon lives.
-            finally:
-                os.close(fd)
-
-    def new_folder(self, kind: str) -> Path:
-        """Make an empty private folder."""
-        path = self.path / f"{kind}-{uuid.uuid4().hex[:16]}"
-        path.mkdir(mode=0o700)
-        return path
-
-    def reserve(self, size_bytes: int) -> None:
-        """Take a part of the spool's budget.
-
-        Raises:
-            BusyError: it is used up for now.
-        """
-        if self._spooled_bytes + size_bytes > SPOOL_BYTES:
-            raise BusyError("QUOTA", "too many graphs are waiting on this daemon's disk", retry_after_s=2.0)
-        self._spooled_bytes += size_bytes
-
-    def release(self, size_bytes: int) -> None:
-        """Give a part of the budget back."""
-        self._spooled_bytes -= size_bytes
-
-    async def remove(self, folder: Path) -> None:
-        """Remove a folder that `new_folder` made, off the event loop."""
-        await asyncio.to_thread(shutil.rmtree, folder, True)
-
-    def close(self) -> None:
-        """Remove everything."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock_fd)
 
 
 class Upload:
@@ -108,7 +35,8 @@ class Upload:
             raise InvalidRequestError(
                 "GRAPH_TOO_LARGE", f"graph_bytes is {size_bytes}, the limit is {GRAPH_LIMITS.size_bytes}"
             )
-        work.reserve(size_bytes)
+        if not work.reserve(size_bytes):
+            raise BusyError("QUOTA", "too many graphs are waiting on this daemon's disk", retry_after_s=2.0)
         self._work = work
         self._digest = digest
         self._size_bytes = size_bytes

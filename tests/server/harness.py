@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -32,6 +34,7 @@ from fuse_cache.proto.limits import CHUNK_BYTES
 from fuse_cache.proto.pass_config import PassConfig, PassContext
 from fuse_cache.proto.request import Range, RequestFields
 from fuse_cache.proto.toolchain import local_toolchain
+from fuse_cache.server.epoch import package_root
 
 FAKES = Path(__file__).parent / "fakes"
 READY_S = 60.0  # A test machine under load needs seconds to start Python four times.
@@ -187,6 +190,13 @@ def reason_of(error: grpc.RpcError) -> str:
     return str(info.reason)
 
 
+def copy_sources(folder: Path) -> None:
+    """Copy all that fingerprints are taken of."""
+    ignore = shutil.ignore_patterns("__pycache__", "*.proto", "*.pyi")
+    for name in ("proto", "passes", "kernels", "server"):
+        shutil.copytree(package_root() / name, folder / name, ignore=ignore)
+
+
 class FakeDaemon:
     """A daemon process whose builds are fakes."""
 
@@ -209,17 +219,32 @@ class FakeDaemon:
             "FUSE_CACHE_TRUST_DIR": str(folder / "trust"),
         }
         self.log_path = folder / "log"
+        # A copy of its own: a source that is edited while tests run would make a new epoch under their feet.
+        self.sources = folder / "sources"
+        if not self.sources.exists():
+            copy_sources(self.sources)
         self._channels: list[grpc.Channel] = []
 
     def start(self, *, wait: bool = True) -> FakeDaemon:
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(FAKES / "fake_daemon.py"), json.dumps(self.options)],
+                [sys.executable, str(FAKES / "fake_daemon.py"), json.dumps(self.options), str(self.sources)],
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=self.environment,
             )  # fmt: skip
         if wait:
-            grpc.channel_ready_future(self.channel()).result(READY_S)
+            self.wait_listening()
         return self
+
+    def wait_listening(self) -> None:
+        """Wait by hand: a channel that found nothing waits a second before it tries again."""
+        until(
+            lambda: self.process.poll() is not None or self._listens(), READY_S, "the daemon does not serve"
+        )
+        assert self.process.poll() is None, self.log()
+
+    def _listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self.socket)) == 0
 
     def channel(self) -> grpc.Channel:
         # A channel of its own each time: gRPC shares connections between channels with equal options.

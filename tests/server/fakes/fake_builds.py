@@ -45,6 +45,10 @@ def run_script(script: str, job: Job, emit: Emit) -> Built:
         elif action == "note":  # one line per build in the file
             with Path(value).open("a") as file:
                 file.write(f"{os.getpid()}\n")
+        elif action == "order":
+            path, _, mark = value.rpartition(":")
+            with Path(path).open("a") as file:
+                file.write(f"{mark}\n")
         elif action == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         elif action == "exit":

@@ -77,3 +77,14 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
+def same_codes(one: Tensor, other: Tensor) -> bool:
+    """Return whether two FP8 tensors hold the same codes.
+
+    A NaN equals any NaN: IEEE 754 leaves its sign open, and PyTorch's own vector and scalar loops differ in it.
+    """
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    equal = one.view(torch.uint8) == other.view(torch.uint8)
+    return bool((equal | (one.float().isnan() & other.float().isnan())).all())

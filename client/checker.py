@@ -148,7 +148,11 @@ class InputChecker:
                 raise self._not_of_its_kind(args)
             _, dtype, size, stride = self._tensor_plan(index, meta, ())
             self._check_tensor(tensor, index, dtype, size, stride)
-        self._known = [weakref.ref(tensor) for tensor in self._take_pinned(args)]
+        self._known = [weakref.ref(tensor, self._forget) for tensor in self._take_pinned(args)]
+
+    def _forget(self, reference: object) -> None:
+        # A dead reference answers None, which an input may be.
+        self._known = None
 
     def _check_tensor(
         self,

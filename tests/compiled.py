@@ -56,6 +56,8 @@ class Block(nn.Module):
     a view as output.
     """
 
+    table: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.Parameter(torch.linspace(0.5, 1.5, 32))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -86,14 +87,16 @@ def _configured(patches: Mapping[str, Any]) -> Iterator[None]:
     config["compile_threads"] = max(1, len(os.sched_getaffinity(0)))
     functorch = {name: value for name, value in _FUNCTORCH_CONFIG.items() if name in known_functorch}
     with (
-        _environment(
-            "TORCH_WARM_POOL", "0"
-        ),  # a pool of processes that would compile Triton and import torch for it
+        warnings.catch_warnings(),
+        # A pool of processes that would compile Triton, and import torch for it.
+        _environment("TORCH_WARM_POOL", "0"),
         inductor_config.patch({**config, **patches}),
         functorch_config.patch(functorch),
         size_oblivious(),
         _size_oblivious_views(),
     ):
+        # Torch's warnings about itself are for its log, whatever PYTHONWARNINGS makes of them.
+        warnings.simplefilter("default")
         yield
 
 

@@ -35,12 +35,14 @@ def unloaded_kernels() -> Iterator[None]:
         return module
 
     cache: Any = CppPythonBindingsCodeCache  # Any: torch declares a method, a class method is what it is.
-    before = cache.__dict__["_load_library_inner"]
+    load_before, kernels_before = cache.__dict__["_load_library_inner"], cache.cache
     cache._load_library_inner = classmethod(load)
+    # Kernels are remembered per process by source and flags: neither may ours be found later, nor others' now.
+    cache.cache = {}
     try:
         yield
     finally:
-        cache._load_library_inner = before
+        cache._load_library_inner, cache.cache = load_before, kernels_before
 
 
 def kernel_file(argtypes: Sequence[str], source: str) -> Path:

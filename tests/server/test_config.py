@@ -1,0 +1,64 @@
+"""Options: where they come from, who wins, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fuse_cache.server.config import ConfigError, is_local, load_config
+
+
+def test_command_line_wins_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('workers = 2\nmax_queue = 7\nlog_level = "debug"\ntarget = ["cpu-avx2"]\n')
+    environment = {"FUSE_CACHE_WORKERS": "3", "FUSE_CACHE_MAX_QUEUE": "8"}
+    config = load_config({"workers": 4, "store": None}, file, environment)
+    assert (config.workers, config.max_queue, config.log_level) == (4, 8, "debug")
+    assert config.target == ("cpu-avx2",)
+    assert config.http == "127.0.0.1:7789"
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("workers = 5\n")
+    assert load_config({}, None, {"FUSE_CACHE_CONFIG": str(file)}).workers == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "text", "message"),
+    [
+        ({"worker": 1}, {}, "", r"the command line: worker is not an option; did you mean workers\?"),
+        ({}, {"FUSE_CACHE_WORKER": "1"}, "", r"FUSE_CACHE_WORKER is not an option; did you mean workers\?"),
+        ({}, {}, "stor = 'x'", r"c.toml: stor is not an option; did you mean store\?"),
+        ({}, {"FUSE_CACHE_WORKERS": "many"}, "", "the environment: workers: .*integer"),
+        ({"workers": 0}, {}, "", "the command line: workers: .*greater than or equal to 1"),
+        ({"target": "sm_90"}, {}, "", "target: sm_90 is not built by this version; it builds cpu-"),
+        ({"listen": "0.0.0.0:1"}, {}, "", "listen: 0.0.0.0:1 would serve plaintext to other machines"),
+        ({"http": "example.com:80"}, {}, "", "http: example.com:80 would serve plaintext"),
+        ({"listen": "nonsense"}, {}, "", "nonsense is not HOST:PORT or unix:PATH"),
+        ({"listen": ""}, {}, "", "give at least one"),
+        ({"redis": "redis://x"}, {}, "", "no Redis tier"),
+        ({}, {}, "workers = ", "c.toml"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_origin(
+    tmp_path: Path, options: dict[str, object], environment: dict[str, str], text: str, message: str
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_config(options, file, environment)
+
+
+def test_options_of_the_client_are_none_of_ours() -> None:
+    assert (
+        load_config({}, None, {"FUSE_CACHE_ENDPOINT": "unix:/x", "FUSE_CACHE_TRUST_DIR": "/t"}).workers >= 1
+    )
+
+
+def test_plaintext_beyond_this_machine_needs_to_be_said_aloud() -> None:
+    config = load_config({"listen": "0.0.0.0:1,unix:/tmp/x", "insecure": True}, None, {})
+    assert config.listen == ("0.0.0.0:1", "unix:/tmp/x")
+    addresses = ("127.0.0.2:1", "[::1]:1", "localhost:1", "unix:/x", "10.0.0.1:1", "h:1")
+    assert [is_local(address) for address in addresses] == [True, True, True, True, False, False]

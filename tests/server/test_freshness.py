@@ -1,0 +1,101 @@
+"""Case 57: an upgrade in place under a daemon makes new keys, never old artifacts under a new name."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fuse_cache.proto.admin_pb2 import StatsRequest
+from fuse_cache.proto.artifact_pb2 import Manifest
+from fuse_cache.server.epoch import EpochError, package_root, take_epoch, take_stamps
+from tests.server.harness import CALL_S, Call, FakeDaemon, compile_piece, copy_sources, lookup, piece, until
+
+
+def epoch_of(daemon: FakeDaemon) -> str:
+    return str(daemon.admin().Stats(StatsRequest(), timeout=CALL_S).epoch)
+
+
+def edit(path: Path) -> None:
+    path.write_text(path.read_text() + "\n# edited\n")
+
+
+def test_an_edited_worker_source_makes_a_new_epoch_and_a_miss(tmp_path: Path) -> None:
+    with FakeDaemon(tmp_path) as daemon:
+        stub, wanted = daemon.stub(), piece()
+        old = Manifest.FromString(compile_piece(stub, wanted).done.manifest.manifest)
+        edit(daemon.sources / "server" / "worker" / "rebuild.py")
+        new = Manifest.FromString(compile_piece(stub, wanted).done.manifest.manifest)
+        assert new.epoch != old.epoch
+        assert new.key != old.key
+        names = {field.name for field in new.key_fields if field not in old.key_fields}
+        assert names == {"worker_sources"}
+        # Both live side by side; lookups are answered from the new epoch.
+        assert lookup(stub, wanted).results[0].manifest.manifest == new.SerializeToString()
+        assert daemon.admin().Stats(StatsRequest(), timeout=CALL_S).entries == 2
+        assert daemon.log().count('"state": "ready"') == 2  # The fork server has loaded the new sources.
+
+
+def test_an_edit_is_noticed_without_anybody_asking(tmp_path: Path) -> None:
+    with FakeDaemon(tmp_path) as daemon:
+        before = epoch_of(daemon)
+        edit(daemon.sources / "server" / "worker" / "rebuild.py")
+        until(lambda: epoch_of(daemon) != before)
+
+
+def test_a_build_during_which_sources_change_is_not_published(tmp_path: Path) -> None:
+    with FakeDaemon(tmp_path / "d") as daemon:
+        gate = tmp_path / "gate"
+        stub, wanted = daemon.stub(), piece(f"wait:{gate}")
+        call = Call(stub, wanted.start)
+        call.next_of("need_graph")
+        call.send_graph(wanted.graph)
+        call.next_of("compiling")
+        until(lambda: call.next_of("compiling").compiling.stage == "inductor")
+        edit(daemon.sources / "server" / "worker" / "rebuild.py")
+        gate.touch()
+        failed = call.next_of("failed").failed
+        assert "changed" in failed.message
+        assert not failed.deterministic
+        call.close()
+        assert compile_piece(stub, wanted).WhichOneof("event") == "done"
+
+
+def test_a_change_of_the_daemons_own_code_asks_for_a_restart(tmp_path: Path) -> None:
+    with FakeDaemon(tmp_path) as daemon:
+        edit(daemon.sources / "server" / "lookup.py")
+        admin = daemon.admin()
+        until(lambda: admin.Stats(StatsRequest(), timeout=CALL_S).status == "DEGRADED")
+
+
+def test_an_edited_pass_changes_its_own_fingerprint_only(tmp_path: Path) -> None:
+    copy_sources(tmp_path / "s")
+    root = tmp_path / "s"
+    before = take_epoch(take_stamps(root), root, op_modules=())
+    edit(root / "passes" / "norm_quant.py")
+    after = take_epoch(take_stamps(root), root, op_modules=())
+    changed = {name for name in before.passes if before.passes[name] != after.passes[name]}
+    assert changed == {"norm_quant"}
+    assert after.name != before.name
+    assert after.worker_sources == before.worker_sources
+
+
+def test_fingerprints_are_remembered_until_a_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, memo = tmp_path / "s", tmp_path / "memo.json"
+    copy_sources(root)
+    first = take_epoch(take_stamps(root), root, op_modules=(), memo=memo)
+    monkeypatch.setattr("fuse_cache.server.epoch.FINGERPRINT_COMMAND", ("/bin/false",))
+    assert take_epoch(take_stamps(root), root, op_modules=(), memo=memo) == first
+    os.utime(root / "passes" / "order.py")
+    with pytest.raises(EpochError):
+        take_epoch(take_stamps(root), root, op_modules=(), memo=memo)
+
+
+def test_operator_modules_are_part_of_the_epoch() -> None:
+    root = package_root()
+    stamps = take_stamps(root)
+    names = {take_epoch(stamps, root, op_modules=modules).name for modules in ((), ("my.ops",))}
+    assert len(names) == 2

@@ -91,9 +91,13 @@ def capture_block() -> Captured:
     return capture(block(), *inputs)
 
 
-@functools.cache
 def compiled_block(lower: int = 1, upper: int = 64, target: str = TARGET) -> Compiled:
     """Return the block's artifact for a range of batches, built once per process."""
+    return _compiled_block(lower, upper, target)
+
+
+@functools.cache
+def _compiled_block(lower: int, upper: int, target: str) -> Compiled:
     with tempfile.TemporaryDirectory(prefix="fuse-cache-test-") as folder:
         compile_range = Range(symbol=0, lower=lower, upper=upper)
         return compile_captured(capture_block(), Path(folder), target=target, compile_range=compile_range)

@@ -37,7 +37,7 @@ def unloaded_kernels() -> Iterator[None]:
     cache: Any = CppPythonBindingsCodeCache  # Any: torch declares a method, a class method is what it is.
     load_before, kernels_before = cache.__dict__["_load_library_inner"], cache.cache
     cache._load_library_inner = classmethod(load)
-    # Kernels are remembered per process by source and flags: neither may ours be found later, nor others' now.
+    # Kernels are remembered per process by source and flags: ours must not be found later, nor others' now.
     cache.cache = {}
     try:
         yield

@@ -117,14 +117,7 @@ def _check_agreement(spec: ArtifactSpec, manifest: artifact_pb2.Manifest | None,
     if manifest is not None:
         if manifest.target != spec.target:
             raise ArtifactLoadError(f"the manifest says {manifest.target}, the content {spec.target}")
-        if manifest.range.symbol_plus_one:
-            number = manifest.range.symbol_plus_one - 1
-            built_for = spec.symbols[number] if number < len(spec.symbols) else None
-            if built_for is None or (built_for.lower, built_for.upper) != (
-                manifest.range.lower,
-                manifest.range.upper,
-            ):
-                raise ArtifactLoadError("the manifest and the content name different ranges")
+        _check_range(spec, manifest.range)
     if graph is not None:
         if len(graph.inputs) != len(spec.inputs):
             raise ArtifactLoadError(
@@ -133,6 +126,20 @@ def _check_agreement(spec: ArtifactSpec, manifest: artifact_pb2.Manifest | None,
         for index, (have, want) in enumerate(zip(graph.inputs, spec.inputs, strict=True)):
             if _form(have) != _form(want):
                 raise ArtifactLoadError(f"input {index} of the graph is not what the artifact was built for")
+
+
+def _check_range(spec: ArtifactSpec, wanted: artifact_pb2.CompileRange) -> None:
+    if not wanted.symbol_plus_one:
+        return
+    number = wanted.symbol_plus_one - 1
+    if number >= len(spec.symbols):
+        raise ArtifactLoadError(
+            f"the manifest's range is about symbol {number}, the content has {len(spec.symbols)}"
+        )
+    built = spec.symbols[number]
+    # Less than the range is fine: the graph's own bounds cut it.
+    if built.upper is None or built.lower < wanted.lower or built.upper > wanted.upper:
+        raise ArtifactLoadError("the manifest and the content name different ranges")
 
 
 def _form(item: Input) -> object:

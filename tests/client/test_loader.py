@@ -106,7 +106,7 @@ def test_a_manifest_of_another_target_or_range_is_refused() -> None:
     content = compiled_block().built.content
     with pytest.raises(ArtifactLoadError, match="the manifest says cpu-other"):
         load(content, artifact_pb2.Manifest(target="cpu-other"))
-    compile_range = artifact_pb2.CompileRange(lower=1, upper=128, symbol_plus_one=1)
+    compile_range = artifact_pb2.CompileRange(lower=1, upper=32, symbol_plus_one=1)
     with pytest.raises(ArtifactLoadError, match="different ranges"):
         load(content, artifact_pb2.Manifest(target=TARGET, range=compile_range))
 

@@ -66,8 +66,9 @@ class Catalogue:
         self.tiers = tiers
         self.families = FamilyIndex()
         self._measured = dict(measured)
-        self._lock = threading.Lock()  # Guards _hits and _warned. Nothing else happens under it.
+        self._lock = threading.Lock()  # Guards the next two. Nothing else happens under it.
         self._hits: dict[bytes, int] = {}
+        self._published: set[bytes] = set()  # since `fill_families` last began
         # Publishing and removing what shares a content take turns, else a removal could take the content from
         # under a publish that found it there. Held during I/O, by these two only; taken before any lock of a
         # tier.
@@ -156,6 +157,8 @@ class Catalogue:
                 # Without its content below, the manifest belongs to the fast tier only.
                 self._put_fast(key, manifest)
         facts = decode_facts(meta.facts)
+        with self._lock:
+            self._published.add(key)
         if facts is not None:
             self.families.add(key, facts)
         return Published(lost)
@@ -196,20 +199,28 @@ class Catalogue:
             )
 
     def fill_families(self, pause: Callable[[], bool] = lambda: True) -> int:
-        """Read the family index from what is stored; return how many artifacts were seen.
+        """Make the family index agree with what is stored; return how many artifacts were seen.
 
         For a background thread: `pause` is called now and then, and ends the work by answering False.
         """
-        seen = 0
+        seen: set[bytes] = set()
+        with self._lock:
+            self._published = set()
         try:
             for info in self.entries():
                 self.families.add(info.key, info.facts)
-                seen += 1
-                if seen % FAMILY_BATCH == 0 and not pause():
-                    break
+                seen.add(info.key)
+                if len(seen) % FAMILY_BATCH == 0 and not pause():
+                    return len(seen)
         except TierUnavailableError:
-            pass  # It is filled again after the next successful `maintain`.
-        return seen
+            return len(seen)  # It is filled again after the next successful `maintain`.
+        # What tiers evicted since is known to nobody else: without this, families and hits would grow for
+        # ever.
+        with self._lock:
+            alive = seen | self._published
+            self._hits = {key: hits for key, hits in self._hits.items() if key in alive}
+        self.families.keep(alive)
+        return len(seen)
 
     def lookups(self) -> dict[str, dict[str, int]]:
         return {name: tier.lookups() for name, tier in self._measured.items()}

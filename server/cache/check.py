@@ -9,8 +9,10 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from fuse_cache.server.cache.disk import DiskTier
+from fuse_cache.server.cache.index import Index
 from fuse_cache.server.cache.reconcile import UNNAMED_AGE_S
 from fuse_cache.server.cache.tier import CorruptEntryError, Entry, Space, TierError
 from fuse_cache.server.cache.verified import Check
@@ -134,7 +136,7 @@ def _index(tier: DiskTier, *, fix: bool) -> Iterator[Problem]:
                     yield Problem("unindexed", what, "the index does not know the file", fix)
                 elif row_bytes != size_bytes:
                     if fix:
-                        tier.forget_row(space, name)
+                        tier.guarded.run(partial(Index.delete, rows=[(space, name)]))
                     yield Problem(
                         "size", what, f"{row_bytes} bytes in the index, {size_bytes} in the file", fix
                     )

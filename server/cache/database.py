@@ -17,6 +17,7 @@ from fuse_cache.server.cache.entry_file import seal_meta
 from fuse_cache.server.cache.index_errors import IndexBrokenError, translated
 from fuse_cache.server.cache.tier import Meta
 
+DATABASE_SUFFIXES = ("", "-wal", "-shm")
 SETTINGS = {
     "eviction_policy": "none",
     "cull_limit": 0,
@@ -26,6 +27,7 @@ SETTINGS = {
     "disk_min_file_size": 0,
     "sqlite_auto_vacuum": 0,  # Pages are used again; moving them at each commit only makes deletion dearer.
     "sqlite_cache_size": 256,  # Pages of 4 KiB, per thread: 1 MiB instead of diskcache's 32.
+    "sqlite_synchronous": 0,  # No fsync: what a power cut ruins is made again from the files.
     "sqlite_mmap_size": 0,  # A mapped database that somebody truncates kills the process with SIGBUS.
 }
 
@@ -131,6 +133,11 @@ class Database:
     def set_complete(self) -> None:
         with self.transaction() as execute:
             execute("INSERT OR REPLACE INTO Settings VALUES ('fuse_cache_complete', 1)")
+        for suffix in DATABASE_SUFFIXES:
+            with contextlib.suppress(
+                OSError
+            ):  # What was broken has been made good: its space is of more use.
+                os.unlink(self._path + ".broken" + suffix)
 
     def verify(self) -> None:
         """Read all pages and compare tables with their indexes (some seconds for 100,000 entries)."""
@@ -147,7 +154,7 @@ class Database:
                 self._drop()
                 if broken and broken != _inode_of(self._path):
                     return False
-                for suffix in ("", "-wal", "-shm"):
+                for suffix in DATABASE_SUFFIXES:
                     with contextlib.suppress(FileNotFoundError):
                         os.replace(self._path + suffix, self._path + ".broken" + suffix)
             with translated():

@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 
 from fuse_cache.server.cache.database import PendingFile
+from fuse_cache.server.cache.disk_errors import outage_of, write_error_of
 from fuse_cache.server.cache.entry_file import DamagedFileError, encode_header
 from fuse_cache.server.cache.files import Files
 from fuse_cache.server.cache.filesystem import StoreFolderError
-from fuse_cache.server.cache.folder import FULL_ERRNOS, READ_ONLY_ERRNOS, Folder
+from fuse_cache.server.cache.folder import FULL_ERRNOS, Folder
 from fuse_cache.server.cache.guarded_index import GuardedIndex
 from fuse_cache.server.cache.index import Index
 from fuse_cache.server.cache.room import Room
@@ -92,7 +93,7 @@ class DiskTier(Tier):
         except DamagedFileError as error:
             raise CorruptEntryError(self.name, str(error)) from error
         except OSError as error:
-            raise self._outage_of(error) from error
+            raise outage_of(self.name, error) from error
         if entry is not None:
             self._room.uses.note(space, (name,))
         return entry
@@ -110,7 +111,7 @@ class DiskTier(Tier):
         try:
             return self.folder.size(space, name) is not None
         except OSError as error:
-            raise self._outage_of(error) from error
+            raise outage_of(self.name, error) from error
 
     def delete(self, space: Space, name: bytes) -> bool:
         self._ready_to_write()
@@ -124,7 +125,7 @@ class DiskTier(Tier):
             if content and not self._is_named(content):
                 self._room.delete([(Space.CONTENT, content)])
         except OSError as error:
-            raise self._write_error(error) from error
+            raise write_error_of(self.name, error) from error
         return done
 
     def iterate(self, space: Space) -> Iterator[Stored]:
@@ -194,7 +195,8 @@ class DiskTier(Tier):
                     entries=len(sizes[Space.MANIFEST]), size_bytes=sum(map(sum, sizes.values()))
                 )
         except (TierError, OSError) as error:
-            log.warning("store not maintained", extra={"reason": str(error)})
+            if not self.guarded.is_closed:
+                log.warning("store not maintained", extra={"reason": str(error)})
 
     def close(self) -> None:
         if self.folder.writable and not self._outage:
@@ -208,10 +210,6 @@ class DiskTier(Tier):
         while page := self.guarded.run(partial(Index.page, space=space, after=after)):
             yield from page
             after = page[-1].name
-
-    def forget_row(self, space: Space, name: bytes) -> None:
-        """Delete the row of a file, so that `reconcile` reads the file anew. Raises: TierError."""
-        self.guarded.run(lambda index: index.delete([(space, name)]))
 
     def _put(self, space: Space, name: bytes, entry: Entry) -> None:
         self._ready_to_write()
@@ -228,7 +226,7 @@ class DiskTier(Tier):
             self._write(space, name, entry, size_bytes)
         except OSError as error:
             if error.errno not in FULL_ERRNOS:
-                raise self._write_error(error) from error
+                raise write_error_of(self.name, error) from error
             self._write_again(space, name, entry, size_bytes)
         self.folder.take_reserve()
 
@@ -240,7 +238,7 @@ class DiskTier(Tier):
             self._room.make(size_bytes)
             self._write(space, name, entry, size_bytes)
         except OSError as error:
-            raise self._write_error(error) from error
+            raise write_error_of(self.name, error) from error
 
     def _write(self, space: Space, name: bytes, entry: Entry, size_bytes: int) -> None:
         pending = PendingFile(lambda: self.folder.write(space, name, entry), entry.meta)
@@ -254,9 +252,7 @@ class DiskTier(Tier):
             raise
 
     def _has_content(self, digest: bytes, size_bytes: int) -> bool:
-        """Tell whether a whole file of this content is there already; same digest and size mean the same
-        bytes.
-        """
+        """Tell whether a file of this content is there already: same digest and size, same bytes."""
         try:
             there = self.folder.size(Space.CONTENT, digest) == size_bytes
         except OSError:
@@ -267,23 +263,14 @@ class DiskTier(Tier):
         return False
 
     def _is_named(self, content: bytes) -> bool:
-        """Tell whether a manifest may name it: an index that does not know all files cannot rule it out.
-
-        Such a content is left to `reconcile`.
-        """
+        """Tell whether a manifest may name it. An index that does not know all files cannot rule it out."""
         return not self.guarded.complete() or bool(self.guarded.run(lambda index: index.naming(content)))
 
     def _walk(self, space: Space) -> Iterator[Stored]:
-        """Yield what the files say. Damaged ones are left to `get`."""
         try:
-            for shard in self.folder.shards(space):
-                for name in self.folder.names(space, shard):
-                    with contextlib.suppress(DamagedFileError):
-                        header = self.folder.header(space, name)
-                        if header is not None:
-                            yield Stored(name, header.file_bytes, header.meta)
+            yield from self.folder.walk(space)
         except OSError as error:
-            raise self._outage_of(error) from error
+            raise outage_of(self.name, error) from error
 
     def _open(self) -> None:
         try:
@@ -311,14 +298,3 @@ class DiskTier(Tier):
         self._ready()
         if not self.folder.writable:
             raise WriteLostError(self.name, "the store folder is read-only")
-
-    def _outage_of(self, error: OSError) -> TierUnavailableError:
-        where = error.filename or self.folder.root
-        return TierUnavailableError(self.name, f"{os.strerror(error.errno or errno.EIO)}: {where}")
-
-    def _write_error(self, error: OSError) -> TierError:
-        if error.errno in FULL_ERRNOS:
-            return WriteLostError(self.name, "the disk is full")
-        if error.errno in READ_ONLY_ERRNOS:
-            return WriteLostError(self.name, "the store folder cannot be written")
-        return self._outage_of(error)

@@ -46,6 +46,15 @@ class FamilyIndex:
                 if not members:
                     del self._families[family]
 
+    def keep(self, keys: set[bytes]) -> None:
+        """Forget all members but these."""
+        with self._lock:
+            for family, members in list(self._families.items()):
+                for key in [key for key in members if key not in keys]:
+                    del members[key]
+                if not members:
+                    del self._families[family]
+
     def covering(
         self,
         namespace: str,

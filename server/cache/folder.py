@@ -1,7 +1,7 @@
 """Where entry files lie, and how one appears, is read and goes as a whole.
 
 DIR/FORMAT                          names this layout
-DIR/cache.db*                       the index (index.py); can be deleted at any time
+DIR/cache.db*, DIR/index.lock       the index (index.py); can be deleted at any time
 DIR/manifest/ab/<hex>, content/...  one file per entry, found by name alone: a read needs no index
 DIR/temp/<random>                   files being written
 DIR/quarantine/                     the last few damaged or reported files, as evidence
@@ -26,7 +26,7 @@ from fuse_cache.server.cache.entry_file import (
 )
 from fuse_cache.server.cache.files import Files
 from fuse_cache.server.cache.filesystem import StoreFolderError, refuse_network
-from fuse_cache.server.cache.tier import NAME_BYTES, Entry, Space
+from fuse_cache.server.cache.tier import NAME_BYTES, Entry, Space, Stored
 
 FORMAT = b"fuse-cache store 1\n"
 FOLDER_OF = {Space.MANIFEST: "manifest", Space.CONTENT: "content"}
@@ -170,6 +170,15 @@ class Folder:
                     name = bytes.fromhex(text)
                     if len(name) == NAME_BYTES and text.startswith(shard):
                         yield name
+
+    def walk(self, space: Space) -> Iterator[Stored]:
+        """Yield what the files say, without an index. Damaged ones are left to `read`. Raises: OSError."""
+        for shard in self.shards(space):
+            for name in self.names(space, shard):
+                with contextlib.suppress(DamagedFileError):
+                    header = self.header(space, name)
+                    if header is not None:
+                        yield Stored(name, header.file_bytes, header.meta)
 
     def dead_temps(self, *, now_s: float, age_s: float = TEMP_AGE_S) -> list[str]:
         """Return temp files whose writer is gone. Never raises."""

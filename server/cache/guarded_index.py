@@ -94,6 +94,10 @@ class GuardedIndex:
             self.run(lambda index: index.database.verify())
             return self._reconcile(gently)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
     def close(self) -> None:
         """End what runs in the background, and close the database."""
         self._closed.set()

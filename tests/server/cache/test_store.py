@@ -349,6 +349,24 @@ async def test_a_range_is_covered_by_the_tightest_artifact_first(tmp_path: Path)
     await store.close()
 
 
+async def test_what_a_tier_evicted_is_forgotten_by_the_family_index(tmp_path: Path) -> None:
+    store = open_store(tmp_path, memory_bytes=0, disk_bytes=100_000)
+    made = [
+        artifact(number, size_bytes=10_000, family=FAMILY, lower=1, upper=100 + number, symbol_plus_one=1)
+        for number in range(30)
+    ]
+    for one in made:
+        await publish_lost_in_memory(store, one)
+        await store.get_manifest(one.key)
+    assert len(covering(store, 1, 50)) == 30
+    left = {info.key async for info in store.iterate()}
+    assert 0 < len(left) < 12
+    assert store.catalogue.fill_families() == len(left)
+    assert set(covering(store, 1, 50)) == left
+    assert {info.key async for info in store.iterate() if info.hits} == left
+    await store.close()
+
+
 async def test_publishing_and_removing_twins_at_once_never_leaves_a_manifest_without_content(
     tmp_path: Path,
 ) -> None:

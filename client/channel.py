@@ -16,10 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from fuse_cache.client.breaker import Breaker
 from fuse_cache.client.errors import DaemonUnavailableError, OptionError
+from fuse_cache.client.forksafe import SURVIVES_FORK, grpc
 from fuse_cache.client.options import CompileOptions, Tls
 from fuse_cache.proto import compile_pb2_grpc
 
@@ -70,6 +69,11 @@ class Endpoint:
             if self._pid != os.getpid() or self._channel is None:
                 if self._channel is not None:
                     _inherited.append(self._channel)
+                if self._pid not in (-1, os.getpid()) and not SURVIVES_FORK:
+                    raise DaemonUnavailableError(
+                        "this process was forked after its parent used gRPC: set GRPC_ENABLE_FORK_SUPPORT=1, "
+                        "or import fuse_cache.client before grpc"
+                    )
                 self._pid = os.getpid()
                 self._alive, self._failed = threading.Event(), threading.Event()
                 self._channel = _open(self.address, self._options)

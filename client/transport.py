@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from fuse_cache.client.channel import Endpoint
 from fuse_cache.client.errors import DaemonRefusedError, DaemonUnavailableError
+from fuse_cache.client.forksafe import grpc
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.proto import compile_pb2 as wire
 

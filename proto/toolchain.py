@@ -7,6 +7,7 @@ installer notes down.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import os
@@ -138,8 +139,10 @@ def installed_toolchain(search_path: tuple[str, ...]) -> Toolchain:
 def _find_record(name: str, search_path: tuple[str, ...]) -> Path | None:
     """Return the wheel's RECORD, which need not exist."""
     for folder in search_path:
-        for found in sorted(Path(folder or ".").glob(f"{name}-*.dist-info")):
-            return found / "RECORD"
+        # A folder that this uid may not read holds nothing that it could import.
+        with contextlib.suppress(PermissionError):
+            for found in sorted(Path(folder or ".").glob(f"{name}-*.dist-info")):
+                return found / "RECORD"
     return None
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
-import grpc
 import typer
 
 from fuse_cache.client.channel import Endpoint
 from fuse_cache.client.errors import DaemonRefusedError, DaemonUnavailableError
+from fuse_cache.client.forksafe import grpc
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.settings import load_options
 from fuse_cache.client.transport import error_reason

@@ -53,21 +53,10 @@ class GraphChecker:
             UnavailableError: there is no validator.
         """
         async with self._lock:
-            sock = await self._ensure()
-            try:
-                async with asyncio.timeout(CHECK_S):
-                    answer = await self._ask(sock, graph)
-            except TimeoutError:
-                self._drop()
-                raise InvalidRequestError(
-                    "GRAPH_TOO_LARGE", f"the graph takes more than {CHECK_S:g} s to check"
-                ) from None
-            except asyncio.CancelledError:
-                self._drop()  # Its answer would be taken for that of the next graph.
-                raise
-            if answer is None:
-                self._drop()
-                raise InvalidRequestError("GRAPH_MALFORMED", "the validator died of this graph")
+            # Once more with a new process: the first may have died of anything, the second died of the graph.
+            answer = await self._ask_once(graph) or await self._ask_once(graph)
+        if answer is None:
+            raise InvalidRequestError("GRAPH_MALFORMED", "the validator died of this graph")
         if "reason" in answer:
             raise InvalidRequestError(str(answer["reason"]), str(answer["message"]))
         custom_ops = answer["custom_ops"]
@@ -79,8 +68,27 @@ class GraphChecker:
         """Let the process go."""
         self._drop()
 
+    async def _ask_once(self, graph: Path) -> dict[str, object] | None:
+        """Return the answer, or None when the process died over it."""
+        sock = await self._ensure()
+        try:
+            async with asyncio.timeout(CHECK_S):
+                answer = await self._ask(sock, graph)
+        except TimeoutError:
+            self._drop()
+            raise InvalidRequestError(
+                "GRAPH_TOO_LARGE", f"the graph takes more than {CHECK_S:g} s to check"
+            ) from None
+        except asyncio.CancelledError:
+            self._drop()  # Its answer would be taken for that of the next graph.
+            raise
+        if answer is None:
+            self._drop()
+        return answer
+
     async def _ensure(self) -> socket.socket:
         if self._socket is None:
+            await self._link.wait_up(START_S)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.setblocking(False)
             self._tool_id = f"validator-{uuid.uuid4().hex[:8]}"

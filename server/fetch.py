@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -15,11 +15,12 @@ from fuse_cache.server.cache.store import Store
 from fuse_cache.server.errors import BusyError, NotFoundError, OutOfRangeError
 from fuse_cache.server.metrics import Metrics
 
-# Of content that streams hold open, each content counted once: what eight slow readers of different 64 MiB
-# contents need must fit, with the transport's own buffers, into 256 MiB above the memory tier; so three at a
-# time, and the rest of such readers wait for their turn.
-OPEN_BYTES = 192 << 20
-TURN_S = 20.0  # How long a reader waits for its turn before it is told to come again.
+# Of content that streams hold in memory, each content counted once, before one more is read. With one of 64
+# MiB held and one being read, 128 MiB; 256 MiB above the memory tier are allowed, the rest is the
+# transport's.
+OPEN_BYTES = 64 << 20
+STALLED_S = 0.5  # A reader that took no chunk for so long lets go of its content when others need the room.
+TURN_S = 20.0  # How long a reader waits for room before it is told to come again.
 GRANTS = 65536  # (namespace, content) pairs of 100 bytes.
 
 
@@ -55,8 +56,11 @@ class Grants:
 
 @dataclass(slots=True)
 class _Open:
-    data: bytes
-    readers: int
+    """One content that streams read. `data` None: let go of; it is read again for who moves next."""
+
+    readers: int = 0
+    data: bytes | None = None
+    moved_s: float = 0.0
 
 
 class ContentStreams:
@@ -67,8 +71,8 @@ class ContentStreams:
         self._grants = grants
         self._metrics = metrics
         self._open: dict[bytes, _Open] = {}
-        self._open_bytes = 0
-        self._freed = asyncio.Condition()
+        # One content is read at a time, so that many readers do not pass OPEN_BYTES together.
+        self._loading = asyncio.Lock()
 
     async def chunks(self, request: FetchRequest) -> AsyncIterator[FetchChunk]:
         """Yield the content from the offset on. The next chunk is made when the one before has been sent.
@@ -85,49 +89,56 @@ class ContentStreams:
             raise OutOfRangeError("REQUEST_MALFORMED", f"offset must be a multiple of {CHUNK_BYTES}")
         if not await self._grants.allow(request.namespace, request.content_digest):
             raise _not_found()
-        async with self._opened(request.content_digest) as data:
-            size_bytes = len(data)
-            if request.offset >= size_bytes:
-                raise OutOfRangeError(
-                    "REQUEST_MALFORMED", f"offset is {request.offset}, the content has {size_bytes} bytes"
-                )
-            for offset in range(request.offset, size_bytes, CHUNK_BYTES):
-                chunk = data[offset : offset + CHUNK_BYTES]
-                self._metrics.bytes_sent.labels("fetch").inc(len(chunk))
-                yield FetchChunk(data=chunk, offset=offset, size_bytes=size_bytes)
-
-    @contextlib.asynccontextmanager
-    async def _opened(self, digest: bytes) -> AsyncIterator[bytes]:
-        opened = self._open.get(digest)
-        if opened is None:
-            await self._turn()
-            found = await self._store.get_content(digest)
-            if found is None:
-                raise _not_found()
-            # Another reader may have opened it while we read; its copy is as good, and ours is let go.
-            opened = self._open.setdefault(digest, _Open(found.data, 0))
-            if opened.readers == 0:
-                self._open_bytes += len(opened.data)
+        opened = self._open.setdefault(request.content_digest, _Open())
         opened.readers += 1
         try:
-            yield opened.data
+            offset, size_bytes = request.offset, CHUNK_BYTES
+            while offset == request.offset or offset < size_bytes:
+                size_bytes, chunk = await self._chunk(request.content_digest, opened, offset)
+                yield FetchChunk(data=chunk, offset=offset, size_bytes=size_bytes)
+                self._metrics.bytes_sent.labels("fetch").inc(len(chunk))
+                offset += CHUNK_BYTES
         finally:
             opened.readers -= 1
             if opened.readers == 0:
-                del self._open[digest]
-                self._open_bytes -= len(opened.data)
-                async with self._freed:
-                    self._freed.notify_all()
+                self._open.pop(request.content_digest, None)
 
-    async def _turn(self) -> None:
+    async def _chunk(self, digest: bytes, opened: _Open, offset: int) -> tuple[int, bytes]:
+        """Return the size of the content and the chunk at `offset`. No caller keeps the content itself."""
+        if opened.data is None:
+            async with self._loading:
+                if opened.data is None:
+                    await self._make_room()
+                    found = await self._store.get_content(digest)
+                    if found is None:
+                        raise _not_found()
+                    opened.data = found.data
+        data = opened.data
+        opened.moved_s = time.monotonic()
+        if offset >= len(data):
+            raise OutOfRangeError(
+                "REQUEST_MALFORMED", f"offset is {offset}, the content has {len(data)} bytes"
+            )
+        return len(data), data[offset : offset + CHUNK_BYTES]
+
+    async def _make_room(self) -> None:
         """Wait until there is room for one more content. One larger than all the room goes alone."""
-        try:
-            async with asyncio.timeout(TURN_S), self._freed:
-                await self._freed.wait_for(lambda: self._open_bytes < OPEN_BYTES)
-        except TimeoutError:
-            raise BusyError(
-                "QUOTA", "slow readers hold all the memory for streams; fetch again later", retry_after_s=2.0
-            ) from None
+        end_s = time.monotonic() + TURN_S
+        while self._held_bytes() >= OPEN_BYTES:
+            stalled_since_s = time.monotonic() - STALLED_S
+            for opened in self._open.values():
+                if opened.moved_s < stalled_since_s:
+                    opened.data = None
+            if self._held_bytes() < OPEN_BYTES:
+                return
+            if time.monotonic() > end_s:
+                raise BusyError(
+                    "QUOTA", "readers hold all the memory for streams; fetch again later", retry_after_s=2.0
+                )
+            await asyncio.sleep(0.05)
+
+    def _held_bytes(self) -> int:
+        return sum(len(opened.data) for opened in self._open.values() if opened.data is not None)
 
 
 def _not_found() -> NotFoundError:

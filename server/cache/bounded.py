@@ -187,3 +187,4 @@ class _DaemonThreads:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+            del job  # It holds its answer, 64 MiB perhaps, which must not stay with an idle thread.

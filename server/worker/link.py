@@ -1,4 +1,4 @@
-"""The daemon's end of the supervisor: start it, ask for processes, hear how they end, replace it once dead."""
+"""The daemon's end of the supervisor: start it, ask for processes, hear of their ends, replace it."""
 
 from __future__ import annotations
 
@@ -102,6 +102,13 @@ class SupervisorLink:
                     self._changed.clear()
                     await self._changed.wait()
         return self.loading
+
+    async def wait_up(self, timeout_s: float) -> None:
+        """Wait until there is a supervisor to ask; after `timeout_s` seconds go on without."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._socket is None and not self._closing:
+                    await asyncio.sleep(0.02)
 
     def start_job(self, job_id: str, folder: str, events_fd: int, *, seconds: float, max_bytes: int) -> None:
         """Ask for a worker. `ended` tells the rest."""

@@ -12,6 +12,8 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fuse_cache.passes.reading import layout_key
+
 Reference = Callable[..., torch.Tensor]
 
 
@@ -56,7 +58,7 @@ class Inliner:
 
     def _trace(self, node: fx.Node, operands: list[fx.Node], reference: Reference) -> fx.GraphModule:
         attributes = tuple(None if isinstance(argument, fx.Node) else argument for argument in node.args)
-        key = (node.target, attributes, tuple(_layout(operand.meta["val"]) for operand in operands))
+        key = (node.target, attributes, tuple(layout_key(operand.meta["val"]) for operand in operands))
         if key not in self._traced:
             with enable_python_dispatcher():
                 trace = make_fx(partial(_call, reference, node.args), select_decomp_table())
@@ -70,12 +72,6 @@ def _call(reference: Reference, arguments: tuple[object, ...], *operands: torch.
     return reference(
         *(next(remaining) if isinstance(argument, fx.Node) else argument for argument in arguments)
     )
-
-
-def _layout(value: torch.Tensor) -> tuple[object, ...]:
-    """Return what the trace of an operand depends on. Sizes as text: equal sizes of one graph are."""
-    sizes, strides = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
-    return value.dtype, value.device, sizes, strides
 
 
 def is_ours(node: fx.Node, namespace: str) -> bool:

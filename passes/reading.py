@@ -109,3 +109,9 @@ def size_bytes(node: fx.Node) -> int:
     for size in value.shape:
         count = operator.mul(count, int(size))
     return count * value.element_size()
+
+
+def layout_key(value: torch.Tensor) -> tuple[object, ...]:
+    """Return what fake computations on a tensor depend on. Sizes as text: equal sizes of one graph are."""
+    sizes, strides = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
+    return value.dtype, value.device, sizes, strides

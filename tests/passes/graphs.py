@@ -82,7 +82,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 def same_codes(one: Tensor, other: Tensor) -> bool:
     """Return whether two FP8 tensors hold the same codes.
 
-    A NaN equals any NaN: IEEE 754 leaves its sign open, and PyTorch's own vector and scalar loops differ in it.
+    A NaN equals any NaN: IEEE 754 leaves its sign open, and PyTorch's own loops differ in it.
     """
     if one.dtype != other.dtype or one.shape != other.shape:
         return False

@@ -1,4 +1,4 @@
-"""A real daemon for tests: `fuse-cache serve` as a process of its own, on a Unix socket in a folder of the test's."""
+"""A real daemon for tests: `fuse-cache serve` as a process of its own, in a folder of the test's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 COMMAND = (sys.executable, "-c", "from fuse_cache.client.cli import main; main()")
-# Loaded test machines take several seconds to import torch; a test that waits longer than this has found a hang.
+# Loaded test machines take several seconds to import torch; whoever waits longer than this found a hang.
 READY_S = 60.0
 
 
@@ -85,10 +85,12 @@ class Daemon:
         while time.monotonic() < end:
             if self.process.poll() is not None:
                 break
-            with contextlib.suppress(OSError, urllib.error.URLError):
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/readyz", timeout=2) as answer:
-                    if answer.status == 200:
-                        return
+            with (
+                contextlib.suppress(OSError, urllib.error.URLError),
+                urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/readyz", timeout=2) as answer,
+            ):
+                if answer.status == 200:
+                    return
             time.sleep(0.05)
         raise AssertionError(f"the daemon is not ready\n{self.log()}")
 

@@ -1,10 +1,11 @@
 """What `make demo` runs: a daemon, a first host that has an 8-layer Llama compiled, a second that loads it.
 
-Each host is a process of its own with an empty client cache, and its own HOME. Run as `demo.py host ENDPOINT` it is one host.
+Each host is a process of its own with an empty client cache and its own HOME: `demo.py host ENDPOINT`.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -25,21 +26,19 @@ def _host(endpoint: str) -> dict[str, Any]:
     """Compile or load the model, run it, compare with eager, and return what happened."""
     started = time.perf_counter()
     import torch
-    import transformers
 
     from fuse_cache.client import report
 
+    transformers: Any = importlib.import_module("transformers")  # Any: its own types take mypy a minute.
     imported = time.perf_counter()
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=LAYERS, num_attention_heads=8,
-        num_key_value_heads=4, max_position_embeddings=1024,
+        vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=LAYERS,
+        num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=1024,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
-    compiled = torch.compile(
-        model, backend="fuse_cache", fullgraph=True,
-        options={"endpoint": endpoint, "mode": "remote", "compile_ranges": RANGES},
-    )  # fmt: skip
+    options: Any = {"endpoint": endpoint, "mode": "remote", "compile_ranges": RANGES}
+    compiled = torch.compile(model, backend="fuse_cache", fullgraph=True, options=options)
     worst = 0.0
     calls = []
     with torch.no_grad():

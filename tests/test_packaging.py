@@ -16,13 +16,17 @@ FOLDERS = ("client", "kernels", "passes", "proto", "server")
 
 
 def _tracked(folder: str) -> set[str]:
-    listed = subprocess.run(["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     return {f"fuse_cache/{line}" for line in listed.split() if line.endswith((".py", ".pyi", ".typed"))}
 
 
 def test_no_folder_of_ours_is_importable_under_its_bare_name(tmp_path: Path) -> None:
-    probe = "import importlib.util as u; print([n for n in %r if u.find_spec(n)])" % (FOLDERS,)
-    found = subprocess.run([sys.executable, "-P", "-c", probe], cwd=tmp_path, capture_output=True, text=True, check=True)
+    probe = f"import importlib.util as u; print([n for n in {FOLDERS!r} if u.find_spec(n)])"
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", probe], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert found.stdout.strip() == "[]"
 
 
@@ -41,7 +45,9 @@ def test_the_wheel_and_the_wheel_from_the_sdist_hold_every_tracked_file(tmp_path
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path / "unpacked", filter="data")
     unpacked = next((tmp_path / "unpacked").iterdir())
-    subprocess.run([*hatch[:-1], str(tmp_path / "again"), "-t", "wheel"], cwd=unpacked, check=True, capture_output=True)
+    subprocess.run(
+        [*hatch[:-1], str(tmp_path / "again"), "-t", "wheel"], cwd=unpacked, check=True, capture_output=True
+    )
     expected = set().union(*(_tracked(folder) for folder in FOLDERS))
     for folder in ("dist", "again"):
         wheel = next((tmp_path / folder).glob("*.whl"))

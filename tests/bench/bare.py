@@ -1,6 +1,7 @@
-"""The floor: a bare grpc.aio server, the daemon's own kind, that answers bytes from memory and does nothing else.
+"""The floor: a bare grpc.aio server, the daemon's own kind, that answers bytes from memory alone.
 
-Run as a process: `bare.py unix:PATH`. `Get` answers the number of bytes asked for; `Stream` sends them in 512 KiB messages.
+Run as a process: `bare.py unix:PATH`. `Get` answers the number of bytes asked for; `Stream` sends them in
+512 KiB messages.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ async def _serve(address: str) -> None:
         for offset in range(0, len(data), CHUNK_BYTES):
             yield data[offset : offset + CHUNK_BYTES]
 
-    handlers = {
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
         "Get": grpc.unary_unary_rpc_method_handler(get),
         "Stream": grpc.unary_stream_rpc_method_handler(stream),
     }

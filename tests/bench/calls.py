@@ -33,8 +33,21 @@ def _compiled(backend: str, options: dict[str, Any], captured: Any) -> Callable[
     return made[0]
 
 
+def _keeping(arguments: list[Any]) -> Callable[..., Any]:
+    """Return a backend that runs graphs eagerly and leaves the arguments of the last call in `arguments`."""
+
+    def backend(gm: Any, inputs: Any) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            arguments[:] = args
+            return gm(*args)
+
+        return call
+
+    return backend
+
+
 def measure() -> list[Row]:
-    """Call both in turn with the same arguments: many small inputs (a Llama's parameters) and few (an MLP)."""
+    """Call both in turn with the same arguments: many inputs (a Llama's parameters) and few (an MLP)."""
     rows = []
     with tempfile.TemporaryDirectory() as name, running_daemon(Path(name) / "daemon") as daemon:
         os.environ["FUSE_CACHE_TRUST_DIR"] = daemon.env["FUSE_CACHE_TRUST_DIR"]
@@ -66,15 +79,8 @@ def measure() -> list[Row]:
             with torch.no_grad():
                 arguments: list[Any] = []
 
-                def remember(gm: Any, inputs: Any, kept: list[Any] = arguments) -> Any:
-                    def call(*args: Any) -> Any:
-                        kept[:] = args
-                        return gm(*args)
-
-                    return call
-
                 torch._dynamo.reset()
-                run(remember)
+                run(_keeping(arguments))
                 torch._dynamo.reset()
                 ours = _compiled("fuse_cache", chosen, run)
                 torch._dynamo.reset()

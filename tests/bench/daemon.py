@@ -1,4 +1,7 @@
-"""The daemon process: exec to the first answered lookup, and idle memory. The fork server may still be loading."""
+"""The daemon process: exec to the first answered lookup, and idle memory.
+
+The fork server may still be loading.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A verified hit from the daemon's memory tier beside a bare server of the same kind, in one run and turn about."""
+"""A verified hit of the daemon's memory tier beside a bare server of its kind, in one run, turn about."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def bare_server(folder: Path) -> Iterator[str]:
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("bare.py")), address], stdout=subprocess.PIPE
     )
-    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
     try:
         yield address
     finally:
@@ -72,8 +73,8 @@ def bare_server(folder: Path) -> Iterator[str]:
 
 
 def _bare(channel: grpc.Channel) -> Callable[[int], int]:
-    unary = channel.unary_unary("/bare.Bare/Get")
-    stream = channel.unary_stream("/bare.Bare/Stream")
+    unary: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/bare.Bare/Get")
+    stream: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream("/bare.Bare/Stream")
 
     def get(size: int) -> int:
         request = str(size).encode()

@@ -30,7 +30,8 @@ def measure() -> list[Row]:
                 home.mkdir()
                 environment = {
                     **os.environ, "HOME": str(home), "PYTHONHASHSEED": str(number), "RANK": str(number),
-                    "LOCAL_RANK": str(number % 8), "CUDA_VISIBLE_DEVICES": str(number % 8), "TMPDIR": str(home),
+                    "LOCAL_RANK": str(number % 8), "CUDA_VISIBLE_DEVICES": str(number % 8),
+                    "TMPDIR": str(home),
                 }  # fmt: skip
                 pair.append(
                     subprocess.Popen(

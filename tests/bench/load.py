@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tests.bench.row import Row, median_row
 from tests.daemon import running_daemon
@@ -14,10 +15,10 @@ HOSTS = 5
 
 
 def measure() -> list[Row]:
-    """Compile two models once; then let fresh hosts load the small one, which warms the process, and the large."""
+    """Compile two models once; then fresh hosts load the small one, which warms them up, and the large."""
     with tempfile.TemporaryDirectory() as name, running_daemon(Path(name) / "daemon") as daemon:
         options = {"endpoint": daemon.endpoint, "mode": "remote"}
-        jobs = [
+        jobs: list[dict[str, Any]] = [
             {"model": "gpt2", "dtype": "float32", "kind": "static", "options": options},
             {
                 "model": "llama",

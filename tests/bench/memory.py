@@ -56,7 +56,8 @@ def _hostile_upload(endpoint: str, number: int) -> None:
         yield CompileRequest(
             start=CompileStart(
                 namespace="default", request_digest=want.request_digest, request=want.fields.encode(),
-                graph_digest=want.fields.graph_digest, graph_bytes=size, toolchain=local_toolchain().to_message(),
+                graph_digest=want.fields.graph_digest, graph_bytes=size,
+                toolchain=local_toolchain().to_message(),
             )
         )  # fmt: skip
         for offset in range(0, size, CHUNK_BYTES):
@@ -89,7 +90,9 @@ def measure() -> list[Row]:
                 answer = CompileStub(channel).Lookup(
                     LookupRequest(
                         namespace="default", toolchain=local_toolchain().to_message(),
-                        items=[LookupItem(request_digest=want.request_digest, target=TARGET, passes=want.passes)],
+                        items=[
+                            LookupItem(request_digest=want.request_digest, target=TARGET, passes=want.passes)
+                        ],
                     ), timeout=5,
                 )  # fmt: skip
                 digests.append(Manifest.FromString(answer.results[0].manifest.manifest).content.digest)

@@ -1,4 +1,4 @@
-"""The daemon's own share of a miss: CPU seconds of its process while a worker, which is another process, compiles."""
+"""The daemon's own share of a miss: CPU seconds of its process while a worker process compiles."""
 
 from __future__ import annotations
 

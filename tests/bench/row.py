@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """`value` in `unit`; `bar` is the most that it may be, or the least where `at_least`; None: shown for comparison."""
+    """`value` in `unit`; `bar` is the most that it may be, or the least where `at_least`; None: none."""
 
     what: str
     value: float

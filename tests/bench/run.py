@@ -1,8 +1,8 @@
 """Measure every bar of this version: `make bench`, or `run.py NAME ...` for some.
 
-Each module of this folder that has `measure() -> list[Row]` is one benchmark. Rows are printed as a table and written, with the raw samples,
-the machine and the versions, to results/<name>.json. A bar that is not reached is printed as such; the exit status stays 0, because
-a measurement is not a test.
+Each module of this folder that has `measure() -> list[Row]` is one benchmark. Rows are printed as a table and
+written, with the raw samples, the machine and the versions, to results/<name>.json. A bar that is not reached
+is printed as such; the exit status stays 0, because a measurement is not a test.
 """
 
 from __future__ import annotations

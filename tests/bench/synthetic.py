@@ -1,4 +1,4 @@
-"""Artifacts of any size, sealed as a daemon seals them, so that transport can be measured without compiling."""
+"""Artifacts of any size, sealed as a daemon seals them: transport can be measured without compiling."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TARGET = "cpu-avx2"
 
 
 def want_of(rows: int) -> Want:
-    """Return the request for a graph of one call whose input has `rows` rows: another graph for each number."""
+    """Return the request for a graph of one call on `rows` rows: another graph for each number."""
     meta = TensorMeta("float32", "cpu", (rows, 4), (4, 1))
     call = Node(NodeKind.FUNCTION, "torch.relu", (Ref(0),), (), meta)
     data = encode(Graph(Level.DYNAMO, (), (Input(meta),), (call,), (Ref(1),)))

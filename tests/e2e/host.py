@@ -1,6 +1,7 @@
-"""One inference host as a process: compiles or loads what it is told through a daemon, and says what happened.
+"""One inference host as a process: it compiles or loads what it is told, and says what happened.
 
-`python tests/e2e/host.py` reads a JSON list of jobs from stdin and writes a JSON list of outcomes as its last line.
+`python tests/e2e/host.py` reads a JSON list of jobs from stdin and writes a JSON list of outcomes as its
+last line.
 A job: {"model", "dtype", "kind", "options", "shapes": [[batch, length], ...]}.
 """
 
@@ -15,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# A bf16 model's logits after two layers; 0.0625 is one bf16 step at 8, far above the largest logit seen (about 1).
+# A bf16 model's logits after two layers; 0.0625 is one bf16 step at 8, far above the largest logit seen (1).
 TOLERANCE = {"float32": 1e-4, "bfloat16": 6.25e-2}
 
 
@@ -62,8 +63,8 @@ def run_host(
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), **(env or {}),
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, __file__], input=json.dumps(list(jobs)), capture_output=True, text=True, env=environment,
-        cwd=folder, timeout=timeout_s, check=False,
+        [sys.executable, __file__], input=json.dumps(list(jobs)), capture_output=True, text=True,
+        env=environment, cwd=folder, timeout=timeout_s, check=False,
     )  # fmt: skip
     if done.returncode:
         raise AssertionError(f"the host exited with {done.returncode}\n{done.stdout}\n{done.stderr}")

@@ -1,4 +1,4 @@
-"""Real models: compiled by the daemon for one host, loaded by a second that has no compiler, equal to eager in both."""
+"""Real models: compiled by the daemon for one host, loaded by a second without a compiler, equal to eager."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import torch
 
 from fuse_cache.proto import expression
-from fuse_cache.proto.expression import SYMBOL, Dim, SymExpr
+from fuse_cache.proto.expression import SYMBOL, Dim, ExpressionError, SymExpr
 from fuse_cache.proto.graph import Role, SymMeta, TensorMeta
 from fuse_cache.proto.spec import ArtifactSpec
 
@@ -123,7 +123,7 @@ class InputChecker:
                     dimension=dimension,
                 )
         for guard in self._spec.guards:
-            if not expression.evaluate(guard, values):
+            if not _holds(guard, values):
                 shown = ", ".join(f"s{number}={value}" for number, value in enumerate(values))
                 raise OutsideRangeError(f"the artifact assumes {guard}, which is not so for {shown}")
         for (index, dim), value in zip(self._integers, integers[len(values) :], strict=True):
@@ -215,6 +215,13 @@ def _is_pinned(meta: TensorMeta, role: Role) -> bool:
 
 def _is_symbol(dim: Dim, number: int) -> bool:
     return isinstance(dim, SymExpr) and dim.code == (SYMBOL, number)
+
+
+def _holds(guard: SymExpr, values: Sequence[int]) -> bool:
+    try:
+        return bool(expression.evaluate(guard, values))
+    except ExpressionError:
+        return False  # a division by zero: these sizes do not fit
 
 
 def _source(spec: ArtifactSpec, number: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy import functions as torch_sympy
 
 from fuse_cache.proto import expression
-from fuse_cache.proto.expression import Dim, Op, SymExpr
+from fuse_cache.proto.expression import Dim, ExpressionError, Op, SymExpr
 from fuse_cache.proto.graph import Symbol
 from fuse_cache.server.worker.errors import NotCacheable
 
@@ -104,13 +104,20 @@ def check_covers_range(
             values[ranged] = end
             for number, value in zip(others, chosen, strict=False):
                 values[number] = value
-            broken = next((guard for guard in guards if not expression.evaluate(guard, values)), None)
+            broken = next((guard for guard in guards if not _holds(guard, values)), None)
             if broken is None:
                 break
         else:
             raise NotCacheable(
                 f"the compiled code does not cover size {end} of its range: it assumes {broken}"
             )
+
+
+def _holds(guard: SymExpr, values: Sequence[int]) -> bool:
+    try:
+        return bool(expression.evaluate(guard, values))
+    except ExpressionError:
+        return False  # a division by zero: these sizes do not fit
 
 
 def _choices(bounds: Symbol, hint: int, end: int) -> list[int]:

@@ -114,6 +114,15 @@ def test_a_guard_that_does_not_hold_is_an_error_of_its_own() -> None:
         check((5,))
 
 
+def test_sizes_that_divide_by_zero_do_not_fit() -> None:
+    multiple = combine(Op.EQ, [combine(Op.MOD, [S0, S1]), 0])
+    sizes = (Input(SymMeta(S0)), Input(SymMeta(S1)))
+    check = InputChecker(spec(*sizes, symbols=(Symbol(0, None), Symbol(0, None)), guards=(multiple,)))
+    check((4, 2))
+    with pytest.raises(OutsideRangeError, match="s1=0"):
+        check((4, 0))
+
+
 def test_a_symbol_without_an_integer_input_is_read_from_a_tensor() -> None:
     check = InputChecker(spec(tensor(S0, 4), tensor(S1, S0), symbols=(Symbol(1, 8), Symbol(1, 8))))
     check((torch.zeros(3, 4), torch.zeros(2, 3)))

@@ -132,6 +132,11 @@ def test_equal_sizes_cover_a_range_together() -> None:
         check_covers_range([guard(Op.EQ, symbol(0), symbol(1))], [Symbol(1, 64), Symbol(0, 32)], [11, 11], 0)
 
 
+def test_sizes_that_divide_by_zero_do_not_fit() -> None:
+    multiple = guard(Op.EQ, combine(Op.MOD, [combine(Op.MUL, [symbol(0), 6]), symbol(1)]), 0)
+    check_covers_range([multiple], [Symbol(1, 64), Symbol(0, None)], [12, 0], 0)
+
+
 def test_guards_of_other_symbols_do_not_matter_to_the_range() -> None:
     check_covers_range([guard(Op.GT, symbol(1), 1)], [Symbol(1, 64), Symbol(0, None)], [11, 13], 0)
     check_covers_range([guard(Op.GT, symbol(0), 1)], [Symbol(0, None)], [11], None)

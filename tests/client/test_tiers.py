@@ -103,7 +103,8 @@ sys.path.insert(0, sys.argv[3])
 # Before the change of user: an interpreter may well be installed where only its owner reads.
 from fuse_cache.client.client import Client
 from tests.fakes import make_want
-make_want(b"load everything lazy")
+from fuse_cache.proto.toolchain import local_toolchain
+local_toolchain()
 logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
 os.setgid(1000700000); os.setuid(1000700000)
 client = Client({"endpoint": sys.argv[1], "cache_dir": sys.argv[2], "trusted_keys": [sys.argv[4]]})

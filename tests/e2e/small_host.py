@@ -1,0 +1,153 @@
+"""Small programs as an inference host: run one by name in a process of its own and print what happened as
+JSON.
+
+`python tests/e2e/small_host.py NAME` reads the backend's options as JSON from stdin. With "linger" among
+them, the process waits for a line on stdin before it compiles, so that a test can do something to the daemon
+meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def mlp(options: dict[str, Any]) -> float:
+    """A two-layer network at both ends of each range, at size 1, and outside of all ranges in mode auto."""
+    import torch
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(8, 16), torch.nn.SiLU(), torch.nn.Linear(16, 4)]
+    model = torch.nn.Sequential(*layers).eval()
+    compiled = torch.compile(model, backend="fuse_cache", fullgraph=True, options=options)
+    sizes = [4, 1, 5, 16] + ([20] if options.get("mode") == "auto" else [])
+    worst = 0.0
+    for size in sizes:
+        x = torch.randn(size, 8)
+        if size == sizes[0]:
+            torch._dynamo.mark_dynamic(x, 0)
+        worst = max(worst, float((compiled(x) - model(x)).abs().max()))
+    return worst
+
+
+def one_size(options: dict[str, Any]) -> float:
+    """A static graph."""
+    import torch
+
+    torch.manual_seed(0)
+    x = torch.randn(6, 8)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x).sum(-1)
+
+    compiled = torch.compile(run, backend="fuse_cache", fullgraph=True, options=options)
+    return float((compiled(x) - run(x)).abs().max())
+
+
+def optional(options: dict[str, Any], *, reverse: bool = False) -> float:
+    """Case 50: an argument that is None or a tensor, in both orders, and one weight under two names."""
+    import torch
+
+    class Plain(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.full((4,), 3.0))
+
+        def forward(self, x: torch.Tensor, image: torch.Tensor | None = None) -> torch.Tensor:
+            return x * self.w if image is None else x * self.w + image
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = Plain()
+
+        def forward(self, x: torch.Tensor, image: torch.Tensor | None = None) -> torch.Tensor:
+            result: torch.Tensor = self.base(x, image)
+            return result
+
+    torch.manual_seed(0)
+    x, image = torch.randn(2, 4), torch.randn(2, 4)
+    worst = 0.0
+    for model in (Plain(), Wrapped()):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="fuse_cache", fullgraph=True, options=options)
+        for argument in (image, None) if reverse else (None, image):
+            worst = max(worst, float((compiled(x, argument) - model(x, argument)).abs().max()))
+    return worst
+
+
+def optional_reversed(options: dict[str, Any]) -> float:
+    """The same the other way round."""
+    return optional(options, reverse=True)
+
+
+PROGRAMS: dict[str, Callable[[dict[str, Any]], float]] = {
+    "mlp": mlp,
+    "one_size": one_size,
+    "optional": optional,
+    "optional_reversed": optional_reversed,
+}
+
+
+def host_environment(folder: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a host whose HOME and caches lie in `folder`."""
+    return {
+        **os.environ, "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), **env,
+    }  # fmt: skip
+
+
+def start(name: str, options: dict[str, Any], folder: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a host; with "linger" it prints "ready" and waits for a line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    process = subprocess.Popen(
+        [sys.executable, __file__, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, env=host_environment(folder, env), cwd=folder,
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(options) + "\n")
+    process.stdin.flush()
+    return process
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 300) -> dict[str, Any]:
+    """Let the host run to its end, and return what happened."""
+    with contextlib.suppress(BrokenPipeError):
+        output, _ = process.communicate("\n", timeout=timeout_s)
+    assert process.returncode == 0, output
+    outcome: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return outcome
+
+
+def run(name: str, options: dict[str, Any], folder: Path, env: Mapping[str, str]) -> dict[str, Any]:
+    """Run a host from start to end."""
+    return finish(start(name, options, folder, env))
+
+
+def main(name: str) -> None:
+    """Be the host."""
+    options = json.loads(sys.stdin.readline())
+    import torch
+
+    from fuse_cache.client import report
+    from fuse_cache.client.backend import fuse_cache
+
+    assert fuse_cache
+    if options.pop("linger", False):
+        print("ready", flush=True)
+        sys.stdin.readline()
+    began = time.monotonic()
+    with torch.no_grad():
+        worst = PROGRAMS[name](options)
+    print(json.dumps({"worst": worst, "seconds": time.monotonic() - began, "graphs": report(json=True)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -72,7 +72,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             bytes=store.size_bytes,
             evictions=store.evictions,
             compile_seconds_spent=value(metrics.seconds_spent),
-            compile_seconds_saved=value(metrics.seconds_saved),
+            compile_seconds_saved=metrics.hot.seconds_saved,
             status=status.name(),
             epoch=epoch.name,
             targets=status.targets,

@@ -33,7 +33,7 @@ class Admitted:
 
 def check_namespace(namespace: str) -> None:
     """Raises: InvalidRequestError (not a name that we give)."""
-    if not _NAMESPACE.fullmatch(namespace):
+    if namespace and not _NAMESPACE.fullmatch(namespace):
         raise InvalidRequestError(
             "REQUEST_MALFORMED", "namespace: at most 128 letters, digits and . _ / - are allowed"
         )
@@ -52,18 +52,22 @@ class Gate:
         self.targets = targets
         self._reasons: dict[tuple[bytes, str, str], str | None] = {}
 
-    def mismatch(self, message: artifact_pb2.Toolchain, epoch: Epoch, target: str) -> str | None:
+    def host(self, message: artifact_pb2.Toolchain) -> bytes:
+        """Return what `mismatch` takes for the toolchain of a host; empty when it does not say."""
+        return message.SerializeToString(deterministic=True) if message.torch else b""
+
+    def mismatch(self, host_bytes: bytes, epoch: Epoch, target: str) -> str | None:
         """Return why a host with this toolchain cannot use what we build for `target`, or None.
 
         A host that does not say what it has is taken at its request: its own check of the manifest decides.
         """
-        if not message.torch:
+        if not host_bytes:
             return None
-        memo_key = (message.SerializeToString(deterministic=True), epoch.name, target)
+        memo_key = (host_bytes, epoch.name, target)
         if memo_key not in self._reasons:
             if len(self._reasons) >= 1024:  # Kinds of hosts, not hosts: a few in practice.
                 self._reasons.clear()
-            host = Toolchain.from_message(message)
+            host = Toolchain.from_message(artifact_pb2.Toolchain.FromString(host_bytes))
             self._reasons[memo_key] = host.compatible_with(epoch.toolchain, target=target)
         return self._reasons[memo_key]
 
@@ -89,7 +93,7 @@ class Gate:
                 f"nobody here builds for {request.target}; on offer: {offer}",
                 metadata={"targets": ",".join(self.targets)},
             )
-        reason = self.mismatch(start.toolchain, epoch, request.target)
+        reason = self.mismatch(self.host(start.toolchain), epoch, request.target)
         if reason is not None:
             raise NotOnOfferError(
                 "TOOLCHAIN_MISMATCH",

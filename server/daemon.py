@@ -42,7 +42,7 @@ from fuse_cache.server.metrics import Metrics
 from fuse_cache.server.misses import MissLog
 from fuse_cache.server.reports import Reports
 from fuse_cache.server.seeds import Seeds
-from fuse_cache.server.service import CompileService
+from fuse_cache.server.service import CompileService, lookup_handler
 from fuse_cache.server.status import Status
 from fuse_cache.server.worker.link import Loading, SupervisorLink
 from fuse_cache.server.worker.pool import WorkerPool
@@ -131,6 +131,7 @@ class Daemon:
                 grants=grants,
                 misses=misses,
                 metrics=metrics,
+                revocations=lambda: status.revocations_version,
             ),
             follower=Follower(
                 jobs=jobs, compiler=self._compiler, store=store, work=work, grants=grants, metrics=metrics
@@ -157,6 +158,8 @@ class Daemon:
             OSError: an address cannot be listened on.
         """
         config = self._config
+        # Asked first, so that its Lookup is the one that writes its reply by hand.
+        self._server.add_generic_rpc_handlers((lookup_handler(self._compile_service),))
         compile_pb2_grpc.add_CompileServicer_to_server(self._compile_service, self._server)
         admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

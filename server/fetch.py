@@ -34,10 +34,10 @@ class Grants:
 
     def add(self, namespace: str, digest: bytes) -> None:
         """Note that a manifest of this namespace names this content."""
-        self._known[namespace, digest] = None
-        self._known.move_to_end((namespace, digest))
-        if len(self._known) > GRANTS:
-            self._known.popitem(last=False)
+        if (namespace, digest) not in self._known:
+            self._known[namespace, digest] = None
+            if len(self._known) > GRANTS:
+                self._known.popitem(last=False)
 
     async def allow(self, namespace: str, digest: bytes) -> bool:
         """Tell whether a manifest of this namespace names this content.
@@ -96,7 +96,7 @@ class ContentStreams:
             while offset == request.offset or offset < size_bytes:
                 size_bytes, chunk = await self._chunk(request.content_digest, opened, offset)
                 yield FetchChunk(data=chunk, offset=offset, size_bytes=size_bytes)
-                self._metrics.bytes_sent.labels("fetch").inc(len(chunk))
+                self._metrics.hot.fetched_bytes += len(chunk)
                 offset += CHUNK_BYTES
         finally:
             opened.readers -= 1

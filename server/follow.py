@@ -143,7 +143,7 @@ class Follower:
     ) -> None:
         done = Done(manifest=SignedManifest.FromString(found.data), was_stored=True)
         self._grants.add(namespace, found.meta.content)
-        self._metrics.seconds_saved.inc(found.meta.cost_s)
+        self._metrics.hot.seconds_saved += found.meta.cost_s
         done.inline_content = await inline_content(self._store, found, min(inline_limit, INLINE_BYTES))
         await send(CompileEvent(key=key, done=done))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 
 from fuse_cache.proto.artifact_pb2 import Manifest, SignedManifest
-from fuse_cache.proto.compile_pb2 import LookupItem, LookupRequest, LookupResponse, LookupResult
+from fuse_cache.proto.compile_pb2 import LookupItem, LookupRequest
 from fuse_cache.proto.limits import INLINE_BYTES
+from fuse_cache.server import reply
 from fuse_cache.server.admission import Gate, check_digest, check_namespace
 from fuse_cache.server.cache.catalogue import Found
 from fuse_cache.server.cache.facts import decode_facts
@@ -19,8 +20,6 @@ from fuse_cache.server.jobs import Jobs
 from fuse_cache.server.key import KeyFields, difference
 from fuse_cache.server.metrics import Metrics
 from fuse_cache.server.misses import MissLog
-
-log = logging.getLogger(__name__)
 
 MAX_ITEMS = 1024
 MAX_PASSES = 64
@@ -44,85 +43,80 @@ class Lookups:
         grants: Grants,
         misses: MissLog,
         metrics: Metrics,
+        revocations: Callable[[], int],
     ) -> None:
+        """`revocations` returns the version of the list of recalled builders."""
         self._store = store
         self._jobs = jobs
         self._gate = gate
         self._freshness = freshness
         self._grants = grants
         self._misses = misses
-        self._metrics = metrics
+        self._revocations = revocations
+        self._counters = metrics.hot
         self._memo_epoch = ""
         self._memo: dict[_Question, tuple[bytes, KeyFields] | None] = {}
 
-    async def answer(self, request: LookupRequest) -> LookupResponse:
-        """Answer all items in their order.
+    async def answer(self, request: LookupRequest) -> bytes:
+        """Answer all items in their order; returns a serialised LookupResponse.
 
         Raises:
             InvalidRequestError: malformed.
         """
-        check_namespace(request.namespace)
+        namespace = request.namespace
+        check_namespace(namespace)
         if len(request.items) > MAX_ITEMS:
             raise InvalidRequestError(
                 "REQUEST_MALFORMED", f"items: {len(request.items)}, the limit is {MAX_ITEMS}"
             )
         epoch = self._freshness.epoch
-        response = LookupResponse()
-        offered = False
+        host = self._gate.host(request.toolchain)
+        results: list[reply.Parts] = []
+        offered = not request.items
         room = REPLY_BYTES
         inline_limit = min(request.inline_limit_bytes, INLINE_BYTES)
         for item in request.items:
             check_digest("request_digest", item.request_digest)
-            result = response.results.add()
-            if self._gate.mismatch(request.toolchain, epoch, item.target) is not None:
-                self._metrics.lookups.labels("mismatch").inc()
+            if self._gate.mismatch(host, epoch, item.target) is not None:
+                self._counters.mismatches += 1
+                results.append(reply.MISS)
                 continue
             offered = True
-            room -= await self._answer_one(request.namespace, item, epoch, result, inline_limit, room)
-        if offered or not request.items:
-            response.epoch = epoch.name
-        return response
+            parts = await self._answer_one(namespace, item, epoch, inline_limit, room)
+            room -= sum(map(len, parts))
+            results.append(parts)
+        return reply.response(results, epoch.name if offered else "", self._revocations())
 
     async def _answer_one(
-        self,
-        namespace: str,
-        item: LookupItem,
-        epoch: Epoch,
-        result: LookupResult,
-        inline_limit: int,
-        room: int,
-    ) -> int:
-        """Fill in `result` and return how many bytes it takes."""
+        self, namespace: str, item: LookupItem, epoch: Epoch, inline_limit: int, room: int
+    ) -> reply.Parts:
         named = self._key(namespace, item, epoch)
         if named is None:  # A pass that does not exist here: nothing can be stored for it.
-            self._metrics.lookups.labels("miss").inc()
-            return 0
+            self._counters.misses += 1
+            return reply.MISS
         key, fields = named
         found = await self._store.get_manifest(key)
         if found is None and item.allow_covering and item.family_digest:
             found = await self._covering(namespace, item, fields)
         if found is None:
-            result.running = self._jobs.find(key) is not None
             self._misses.add(namespace, item.request_digest, fields.describe())
-            self._metrics.lookups.labels("running" if result.running else "miss").inc()
-            return 0
+            if self._jobs.find(key) is not None:
+                self._counters.running += 1
+                return reply.RUNNING
+            self._counters.misses += 1
+            return reply.MISS
         if len(found.data) > room:
             # Compile answers it as stored. Better one more call than a reply that the client cannot receive.
-            self._metrics.lookups.labels("no_room").inc()
-            return 0
-        result.found = True
-        result.manifest.ParseFromString(found.data)
-        result.tier = found.tier
+            self._counters.no_room += 1
+            return reply.MISS
         self._grants.add(namespace, found.meta.content)
-        self._metrics.lookups.labels("hit").inc()
-        self._metrics.seconds_saved.inc(found.meta.cost_s)
-        used = len(found.data)
+        self._counters.hits += 1
+        self._counters.seconds_saved += found.meta.cost_s
+        content = b""
         if inline_limit:
-            content = await inline_content(self._store, found, min(inline_limit, room - used))
-            result.inline_content = content
-            self._metrics.bytes_sent.labels("inline").inc(len(content))
-            used += len(content)
-        return used
+            content = await inline_content(self._store, found, min(inline_limit, room - len(found.data)))
+            self._counters.inline_bytes += len(content)
+        return reply.hit(found.data, content, found.tier)
 
     def _key(self, namespace: str, item: LookupItem, epoch: Epoch) -> tuple[bytes, KeyFields] | None:
         if epoch.name != self._memo_epoch or len(self._memo) >= KEY_MEMO:
@@ -165,9 +159,10 @@ class Lookups:
 
 async def inline_content(store: Store, found: Found, limit: int) -> bytes:
     """Return the content of a hit where it is not larger than `limit`, else nothing: it is to be fetched."""
-    facts = decode_facts(found.meta.facts)
-    if facts is not None and facts.content_bytes > limit:
-        return b""  # Not read from disk only to be thrown away.
+    if found.tier != "memory":  # Else it is at hand, and its size needs no decoding.
+        facts = decode_facts(found.meta.facts)
+        if facts is not None and facts.content_bytes > limit:
+            return b""  # Not read from disk only to be thrown away.
     content = await store.get_content(found.meta.content)
     return b"" if content is None or len(content.data) > limit else content.data
 

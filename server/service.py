@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
+import grpc
 import grpc.aio
 
 from fuse_cache.proto import compile_pb2, compile_pb2_grpc
@@ -52,9 +54,12 @@ class CompileService(compile_pb2_grpc.CompileServicer):
     async def Lookup(
         self, request: compile_pb2.LookupRequest, context: Context
     ) -> compile_pb2.LookupResponse:
-        response = await self._lookups.answer(request)
-        response.revocations_version = self._status.revocations_version
-        return response
+        return compile_pb2.LookupResponse.FromString(await self._lookups.answer(request))
+
+    @needs_deadline
+    async def lookup_bytes(self, request: compile_pb2.LookupRequest, context: Context) -> bytes:
+        """Answer `Lookup` with its serialised reply."""
+        return await self._lookups.answer(request)
 
     @needs_deadline
     async def Compile(self, requests: AsyncIterator[compile_pb2.CompileRequest], context: Context) -> None:
@@ -115,3 +120,12 @@ class CompileService(compile_pb2_grpc.CompileServicer):
         self, request: compile_pb2.CapabilitiesRequest, context: Context
     ) -> compile_pb2.CapabilitiesResponse:
         return self._status.capabilities()
+
+
+def lookup_handler(service: CompileService) -> grpc.GenericRpcHandler:
+    """Return a handler for `Lookup` alone that sends the bytes of `lookup_bytes` as they are."""
+    method: Any = grpc.unary_unary_rpc_method_handler(
+        service.lookup_bytes, request_deserializer=compile_pb2.LookupRequest.FromString
+    )
+    name = compile_pb2.DESCRIPTOR.services_by_name["Compile"].full_name
+    return grpc.method_handlers_generic_handler(name, {"Lookup": method})

@@ -5,6 +5,7 @@ Node names, source lines, module paths, device indices, ranks and process-group 
 
 from __future__ import annotations
 
+import gc
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -79,7 +80,14 @@ def encode_graph(
     Raises:
         UnkeyableGraph: the graph holds something that cannot be sent; the reason names it.
     """
-    return _GraphEncoder(gm, groups or {}).encode()
+    # Nothing here is garbage before the end; one collection among torch's objects costs more than all of it.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _GraphEncoder(gm, groups or {}).encode()
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def needs_desugaring(gm: GraphModule) -> bool:

@@ -106,7 +106,15 @@ class ValueEncoder:
 
     def arguments(self, values: tuple[object, ...]) -> tuple[Argument, ...]:
         """Return the positional arguments of a node."""
-        return tuple([self.argument(value) for value in values])
+        refs = self._refs
+        argument = self.argument
+        # Most arguments are nodes that are known: a look-up instead of two calls.
+        return tuple(
+            [
+                refs.get(value) or argument(value) if type(value) is FxNode else argument(value)
+                for value in values
+            ]
+        )
 
     def named(self, values: Mapping[str, object]) -> tuple[tuple[str, Argument], ...]:
         """Return the named arguments of a node, in the order of their names.

@@ -87,7 +87,7 @@ class Daemon:
                 break
             with (
                 contextlib.suppress(OSError, urllib.error.URLError),
-                urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/readyz", timeout=2) as answer,
+                urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/readyz?compile", timeout=2) as answer,
             ):
                 if answer.status == 200:
                     return

@@ -20,7 +20,6 @@ from torch.fx import Node as FxNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fuse_cache.kernels.fx_targets import DTYPES, LAYOUTS, MEMORY_FORMATS, UnknownTarget, operator_of, resolve
-from fuse_cache.proto.expression import Dim, evaluate
 from fuse_cache.proto.graph import (
     Argument,
     Device,
@@ -31,7 +30,6 @@ from fuse_cache.proto.graph import (
     Layout,
     Level,
     MemoryFormat,
-    Meta,
     NodeKind,
     Ref,
     Role,
@@ -40,6 +38,7 @@ from fuse_cache.proto.graph import (
     TensorMeta,
 )
 from fuse_cache.proto.request import Range
+from fuse_cache.server.worker.metas import hint_of, meta_difference
 from fuse_cache.server.worker.protocol import BuildFailed
 from fuse_cache.server.worker.sizes import Size, Sizes, fresh_sizes
 
@@ -131,7 +130,14 @@ def _check_schemas(graph: Graph) -> None:
 def _fake_inputs(inputs: Sequence[Input], sizes: Sizes) -> list[Any]:
     """Make the fake values of the inputs. Inputs of one alias group are made in one storage."""
     storages: dict[int, Any] = {}
-    return [_fake_input(entry, sizes, storages, inputs) for entry in inputs]
+    values = []
+    for number, entry in enumerate(inputs):
+        try:
+            values.append(_fake_input(entry, sizes, storages, inputs))
+        except (KeyError, RuntimeError) as error:
+            message = f"input {number} cannot be made: {type(error).__name__}: {error}"
+            raise BuildFailed("GRAPH_MALFORMED", message, stage=_STAGE) from error
+    return values
 
 
 def _fake_input(entry: Input, sizes: Sizes, storages: dict[int, Any], inputs: Sequence[Input]) -> Any:
@@ -151,7 +157,7 @@ def _fake_input(entry: Input, sizes: Sizes, storages: dict[int, Any], inputs: Se
             group = [
                 other for other in inputs if other is entry or 0 < other.alias_group == entry.alias_group
             ]
-            elements = max((_extent(other.meta, sizes) for other in group), key=_hint)
+            elements = max((_extent(other.meta, sizes) for other in group), key=hint_of)
             storage = torch.empty(elements, dtype=dtype, device=device).untyped_storage()
             storages[entry.alias_group] = storage
         tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, offset, size, stride)
@@ -167,14 +173,6 @@ def _extent(meta: TensorMeta | SymMeta, sizes: Sizes) -> Size:
     for dim, stride in zip(meta.size, meta.stride, strict=True):
         last = last + (sizes.size(dim) - 1) * sizes.size(stride)
     return last + 1
-
-
-def _hint(size: Size) -> int:
-    if isinstance(size, int):
-        return size
-    hint = size.node.hint
-    assert isinstance(hint, int)
-    return hint
 
 
 def _build(graph: Graph, example_inputs: Sequence[Any]) -> GraphModule:
@@ -271,37 +269,3 @@ def _is_value(value: object) -> bool:
     return value is None or isinstance(
         value, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool | str
     )
-
-
-def meta_difference(value: object, sent: Meta, hints: Sequence[int]) -> str:
-    """Say how a fake value differs from what the client's torch computed, or "" when it does not."""
-    if isinstance(sent, tuple):
-        if not isinstance(value, tuple | list) or len(value) != len(sent):
-            return f"{type(value).__name__} instead of {len(sent)} results"
-        parts = (meta_difference(part, meta, hints) for part, meta in zip(value, sent, strict=True))
-        return next(filter(None, parts), "")
-    if isinstance(sent, TensorMeta):
-        if not isinstance(value, Tensor):
-            return f"{type(value).__name__} instead of a tensor"
-        pairs = (
-            ("dtype", value.dtype, DTYPES[sent.dtype]),
-            ("device", value.device.type, sent.device),
-            ("size", _hints_of(value.shape), _evaluated(sent.size, hints)),
-            ("stride", _hints_of(value.stride()), _evaluated(sent.stride, hints)),
-            ("offset", _hints_of([value.storage_offset()]), _evaluated([sent.storage_offset], hints)),
-        )
-        return next((f"{what} {here}, sent {there}" for what, here, there in pairs if here != there), "")
-    if isinstance(sent, SymMeta):
-        if not isinstance(value, int | torch.SymInt):
-            return f"{type(value).__name__} instead of a size"
-        here, there = _hint(value), evaluate(sent.value, hints)
-        return "" if here == there else f"{here}, sent {there}"
-    return ""
-
-
-def _hints_of(sizes: Sequence[Size]) -> list[int]:
-    return [_hint(size) for size in sizes]
-
-
-def _evaluated(dims: Sequence[Dim], hints: Sequence[int]) -> list[int]:
-    return [evaluate(dim, hints) for dim in dims]

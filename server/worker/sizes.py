@@ -57,11 +57,20 @@ class Sizes:
     symbols: tuple[sympy.Symbol | int, ...]  # int: the bounds leave one value, which is compiled in
 
     def size(self, dim: Dim) -> Size:
-        """Return the size that an expression over the graph's symbols stands for."""
+        """Return the size that an expression over the graph's symbols stands for.
+
+        Raises:
+            BuildFailed: it has no value, or a function in it is not defined for its operands.
+        """
         if isinstance(dim, int):
             return dim
-        expr = _to_sympy(dim.code, self.symbols)
-        return self.shape_env.create_symintnode(sympy.sympify(expr), hint=evaluate(dim, self.hints))
+        try:
+            expr = _to_sympy(dim.code, self.symbols)
+            return self.shape_env.create_symintnode(sympy.sympify(expr), hint=evaluate(dim, self.hints))
+        except (ArithmeticError, AssertionError, ExpressionError, ValueError) as error:
+            raise BuildFailed(
+                "GRAPH_MALFORMED", f"the size {to_text(dim)} has no value: {error}", stage="rebuild"
+            ) from error
 
 
 def fresh_sizes(graph: Graph, compile_range: Range) -> Sizes:

@@ -1,4 +1,4 @@
-"""A graph that went over the wire runs as the original did, for all sizes of its range, and adds no guards."""
+"""A graph that went over the wire runs as the original did for all sizes of its range, and adds no guards."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ from fuse_cache.proto.expression import (
 from fuse_cache.proto.graph import Graph, Input, Level, Role, Symbol, SymMeta, TensorMeta
 from fuse_cache.proto.graph_codec import decode
 from fuse_cache.proto.request import Range
+from fuse_cache.server.worker.metas import meta_difference
 from fuse_cache.server.worker.protocol import BuildFailed
-from fuse_cache.server.worker.rebuild import OpMissing, Rebuilt, SchemaMismatch, meta_difference, rebuild
+from fuse_cache.server.worker.rebuild import OpMissing, Rebuilt, SchemaMismatch, rebuild
 from fuse_cache.server.worker.sizes import choose_hints, fresh_sizes
 from tests.captured import EncodedCapture, copied, encode_call, encoded_model
 from tests.models import DTYPES, KINDS, MODELS, Kind
@@ -312,7 +313,8 @@ _EXPRESSIONS = st.recursive(
     st.one_of(st.integers(1, 9), st.integers(0, 1).map(symbol)),
     lambda inner: st.one_of(
         st.tuples(st.sampled_from([MUL, MAX, MIN, 2]), st.lists(inner, min_size=2, max_size=3)),
-        st.tuples(st.sampled_from([FLOORDIV, CEILDIV, MOD, PYTHONMOD]), st.tuples(inner, st.integers(1, 9))),
+        st.tuples(st.sampled_from([FLOORDIV, CEILDIV, PYTHONMOD]), st.tuples(inner, st.integers(1, 9))),
+        st.tuples(st.just(MOD), st.tuples(st.integers(0, 1).map(symbol), st.integers(1, 9))),
         st.tuples(st.just(NEG), inner.map(lambda one: [one])),
     ).map(lambda made: combine(made[0], list(made[1]))),
     max_leaves=8,
@@ -325,13 +327,28 @@ def test_a_size_has_the_value_of_its_expression(expression: Dim) -> None:
     sizes = fresh_sizes(_with_guards(2), Range())
     if isinstance(expression, int):
         return
-    try:
-        size = sizes.size(expression)
-    except AssertionError:
-        pytest.fail(f"torch computes another value than evaluate for {expression}")
+    size = sizes.size(expression)
     values = {made: sympy.Integer(hint) for made, hint in zip(sizes.symbols, sizes.hints, strict=True)}
     value = size if isinstance(size, int) else size.node.expr.xreplace(values)
     assert value == evaluate(expression, sizes.hints)
+
+
+def test_a_size_without_a_value_and_a_tensor_that_cannot_be_are_named() -> None:
+    sizes = fresh_sizes(_with_guards(2), Range())
+    for expression in (combine(FLOORDIV, [symbol(0), 0]), combine(MOD, [-1, 3])):
+        with pytest.raises(BuildFailed, match="has no value") as caught:
+            sizes.size(expression)
+        assert caught.value.reason == "GRAPH_MALFORMED"
+    negative = combine(NEG, [symbol(0)])
+    graph = Graph(
+        level=Level.DYNAMO,
+        symbols=(Symbol(1, None),),
+        inputs=(Input(TensorMeta("float32", "cpu", (negative,), (1,))),),
+        nodes=(),
+        outputs=(),
+    )
+    with pytest.raises(BuildFailed, match="input 0 cannot be made"):
+        rebuild(graph, Range())
 
 
 def test_targets_of_the_rebuilt_graph_have_their_names() -> None:

@@ -15,6 +15,7 @@ from fuse_cache.server.worker.protocol import (
     EXIT_BUILT,
     EXIT_FAILED,
     MAX_EVENT_BYTES,
+    BuildFailed,
     Built,
     decode_event,
     read_built,
@@ -135,10 +136,11 @@ class WorkerPool:
             if ended.code == EXIT_BUILT and not ended.why:
                 return await asyncio.to_thread(read_built, folder, max_content_bytes=self._max_content_bytes)
             if ended.code == EXIT_FAILED and not ended.why:
-                failure = read_failure(folder)
-                raise CompileFailed(
-                    failure.reason, failure.message, stage=failure.stage, deterministic=failure.deterministic
-                )
+                raise read_failure(folder)
+        except BuildFailed as failure:
+            raise CompileFailed(
+                failure.reason, failure.message, stage=failure.stage, deterministic=failure.deterministic
+            ) from failure
         except ProtocolError as error:
             raise WorkerDied(f"the worker's answer cannot be used: {error}", stage=stage) from error
         raise WorkerDied(f"the worker {_describe_end(ended)}{_log_tail(folder)}", stage=stage)

@@ -164,14 +164,16 @@ def read_built(folder: Path, *, max_content_bytes: int) -> Built:
     """Read and check what a worker wrote.
 
     Raises:
-        ProtocolError: a file is missing, too large or not of the form.
+        ProtocolError: a file is missing or not of the form.
+        BuildFailed: the content is larger than an artifact may be.
     """
     report = read_object(folder / "built.json")
     content_path = folder / "content"
     try:
         size_bytes = content_path.stat().st_size
         if size_bytes > max_content_bytes:
-            raise ProtocolError(f"the artifact has {size_bytes} bytes, the limit is {max_content_bytes}")
+            message = f"the artifact has {size_bytes} bytes, the limit is {max_content_bytes}"
+            raise BuildFailed("NOT_CACHEABLE", message, stage="seal")
         content = content_path.read_bytes()
     except OSError as error:
         raise ProtocolError(f"the worker left no content: {error.strerror}") from error

@@ -4,8 +4,9 @@ The daemon itself never parses a graph: four megabytes of empty submessages cost
 descriptor of the spooled file and gets back what the graph is, or why it is none. A graph that kills this
 process has killed nothing else; the daemon starts another one.
 
-Packets (SOCK_SEQPACKET, JSON) on standard input. To us: {"id", "bytes"} [the file]. From us {"event":
-"ready"}, once; then per graph {"id", "nodes", "inputs", "symbols", "level", "custom_ops"} or {"id", "reason", "message"}.
+Packets (SOCK_SEQPACKET, JSON) on standard input. To us: {"id", "bytes"} [the file]. From us, once:
+{"event": "ready"}. Then per graph what it is, {"id", "nodes", "inputs", "symbols", "level", "custom_ops"},
+or why it is none, {"id", "reason", "message"}.
 """
 
 from __future__ import annotations

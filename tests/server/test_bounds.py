@@ -11,6 +11,7 @@ import pytest
 
 from fuse_cache.proto.artifact_pb2 import Manifest
 from fuse_cache.proto.compile_pb2 import CompileRequest, FetchRequest, GraphChunk
+from fuse_cache.proto.content import ContentVerifier
 from fuse_cache.proto.limits import CHUNK_BYTES, GRAPH_LIMITS
 from tests.server.harness import CALL_S, Call, FakeDaemon, compile_piece, lookup, piece, reason_of, until
 
@@ -62,6 +63,19 @@ def test_slow_readers_and_hostile_uploads_do_not_grow_the_daemon(tmp_path: Path)
         content = contents[0]
         sizes = [len(c.data) for c in stub.Fetch(FetchRequest(content_digest=content.digest), timeout=CALL_S)]
         assert sum(sizes) == content.size_bytes
+
+
+@pytest.mark.slow
+def test_an_artifact_of_300_megabytes_arrives_whole(tmp_path: Path) -> None:
+    """Case 10."""
+    with FakeDaemon(tmp_path) as daemon:
+        stub = daemon.stub()
+        done = compile_piece(stub, piece(f"bytes:{300 * MIB}")).done
+        content = Manifest.FromString(done.manifest.manifest).content
+        verifier = ContentVerifier(content)
+        for chunk in stub.Fetch(FetchRequest(content_digest=content.digest), timeout=CALL_S):
+            verifier.feed(chunk.data)
+        assert len(verifier.finish()) > 300 * MIB
 
 
 def test_a_reader_that_stops_holds_no_more_than_a_window(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Worker processes that die, hang, eat memory or fork: the build ends with a reason and leaves nobody behind."""
+"""Worker processes that die, hang, eat memory or fork: the build ends with a reason and leaves nobody."""
 
 from __future__ import annotations
 
@@ -95,6 +95,14 @@ async def test_a_build_that_refuses_says_why_and_where(tmp_path: Path) -> None:
         assert (error.reason, error.stage, error.deterministic) == ("NOT_CACHEABLE", "inductor", True)
         with pytest.raises(CompileFailed, match="ValueError: the fake compiler raised"):
             await runner.run("raise")
+
+
+async def test_an_artifact_beyond_the_limit_is_refused_with_the_limit_named(tmp_path: Path) -> None:
+    """Case 10: what is too large is refused by our own limit, before any of it is read."""
+    async with workers() as (_, pool):
+        with pytest.raises(CompileFailed, match="the limit is 1048576") as caught:
+            await Runner(tmp_path, pool).run("bytes:2000000")
+        assert (caught.value.reason, caught.value.deterministic) == ("NOT_CACHEABLE", True)
 
 
 @pytest.mark.parametrize("script", ["die", "exit:7", "badjson"])

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -44,6 +45,7 @@ from fuse_cache.server.reports import Reports
 from fuse_cache.server.seeds import Seeds
 from fuse_cache.server.service import CompileService, lookup_handler
 from fuse_cache.server.status import Status
+from fuse_cache.server.undecodable import NamedRefusals
 from fuse_cache.server.worker.link import Loading, SupervisorLink
 from fuse_cache.server.worker.pool import WorkerPool
 from fuse_cache.server.workfolder import WorkFolder
@@ -160,8 +162,9 @@ class Daemon:
         config = self._config
         # Asked first, so that its Lookup is the one that writes its reply by hand.
         self._server.add_generic_rpc_handlers((lookup_handler(self._compile_service),))
-        compile_pb2_grpc.add_CompileServicer_to_server(self._compile_service, self._server)
-        admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service, self._server)
+        named: Any = NamedRefusals(self._server)
+        compile_pb2_grpc.add_CompileServicer_to_server(self._compile_service, named)
+        admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service, named)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if config.reflection:
             from grpc_reflection.v1alpha import reflection

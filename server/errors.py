@@ -10,6 +10,10 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "fuse-cache"
+# A status travels in HTTP/2 headers, 8 KiB in all: what a caller sent must not come back whole. The message
+# goes twice, once of it in base64.
+MESSAGE_CHARS = 1000
+METADATA_CHARS = 250
 
 
 class RequestError(Exception):
@@ -30,9 +34,9 @@ class RequestError(Exception):
     ) -> None:
         super().__init__(message)
         self.reason = reason
-        self.message = message
+        self.message = _header_text(message, MESSAGE_CHARS)
         self.retry_after_s = retry_after_s
-        self.metadata = dict(metadata or {})
+        self.metadata = {name: _header_text(text, METADATA_CHARS) for name, text in (metadata or {}).items()}
 
 
 class InvalidRequestError(RequestError):
@@ -87,6 +91,11 @@ class AmbiguousError(RequestError):
     """A prefix that names several things. The caller writes more of it."""
 
     code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+def _header_text(text: str, limit: int) -> str:
+    plain = text.encode("ascii", "backslashreplace").decode()
+    return plain if len(plain) <= limit else plain[: limit - 3] + "..."
 
 
 def to_status(error: RequestError) -> status_pb2.Status:

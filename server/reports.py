@@ -1,4 +1,8 @@
-"""What hosts say of artifacts. Nobody's word alone removes one: the daemon looks itself."""
+"""What hosts say of artifacts.
+
+One that is called damaged is looked at, and stays if it is sound. One that does not run on a host goes aside
+once: the daemon runs nothing that it could find out by.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,10 @@ log = logging.getLogger(__name__)
 
 MAX_ITEMS = 1024
 MAX_CHECKS = 8  # Of one request: each reads a whole artifact.
+# Content that is whole and still does not run is nothing that this process can see for itself: hosts are
+# believed, once per key, so that a liar costs one compilation of each key and no more.
+_BELIEVED = frozenset({Verdict.VERDICT_LOAD_FAILED, Verdict.VERDICT_CALL_FAILED})
+MAX_BELIEVED = 65_536  # Keys of 32 bytes; beyond it nobody is believed.
 
 
 class Reports:
@@ -30,6 +38,7 @@ class Reports:
         self._metrics = metrics
         self.used = 0
         self.bad = 0
+        self._believed: set[bytes] = set()  # Keys that were set aside on a host's word.
 
     async def take(self, request: ReportRequest) -> None:
         """Count the verdicts, and set aside what is bad in our own eyes too.
@@ -59,10 +68,11 @@ class Reports:
                     "bad artifact reported",
                     extra={"key": item.key.hex()[:12], "verdict": name, "why": item.detail[:200]},
                 )
-        for key in list(suspects)[:MAX_CHECKS]:
-            await self._check(key, request.namespace)
+        for item in list(suspects.values())[:MAX_CHECKS]:
+            await self._check(item, request.namespace)
 
-    async def _check(self, key: bytes, namespace: str) -> None:
+    async def _check(self, item: ReportItem, namespace: str) -> None:
+        key = item.key
         found = await self._store.get_manifest(key)
         if found is None:
             return
@@ -71,6 +81,7 @@ class Reports:
             if manifest.namespace != namespace:
                 return  # Not theirs to report on.
             why = "" if manifest.key == key else "it stands under another key than its own"
+            why = why or self._hearsay(item, manifest.content.digest)
             content = await self._store.get_content(manifest.content.digest)
             if content is not None:
                 verify_content(manifest.content, content.data)
@@ -82,3 +93,12 @@ class Reports:
                 await self._store.quarantine(key, why)
             except TierError as error:
                 log.warning("not set aside", extra={"key": key.hex()[:12], "why": str(error)})
+
+    def _hearsay(self, item: ReportItem, content_digest: bytes) -> str:
+        """Return why the entry goes on a host's word, or an empty text."""
+        if item.verdict not in _BELIEVED or item.content_digest != content_digest:
+            return ""  # Of another content: one that was replaced meanwhile.
+        if item.key in self._believed or len(self._believed) >= MAX_BELIEVED:
+            return ""
+        self._believed.add(item.key)
+        return f"a host says that it does not run: {item.detail[:200]}"

@@ -8,10 +8,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from fuse_cache.server.cache.tier import TierUnavailableError
 from fuse_cache.server.errors import InvalidRequestError, RequestError, UnavailableError, trailers
 from fuse_cache.server.metrics import Metrics
+from fuse_cache.server.undecodable import UNDECODABLE
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Answer = TypeVar("Answer")
@@ -38,11 +40,15 @@ def _wrap(method: Callable[[Any, Any, Context], Awaitable[Answer]], *, deadline:
         metrics: Metrics = self._metrics
         began_s = time.perf_counter()
         try:
+            if request is UNDECODABLE:
+                raise InvalidRequestError("REQUEST_MALFORMED", "the request is no message of its type")
             if deadline and context.time_remaining() is None:
                 raise InvalidRequestError("DEADLINE_REQUIRED", "set a deadline on every call")
             answer = await method(self, request, context)
         except RequestError as error:
             raised = error
+        except DecodeError as error:  # Of a message in a stream.
+            raised = InvalidRequestError("REQUEST_MALFORMED", str(error))
         except TierUnavailableError as error:
             raised = UnavailableError("STORE_FAILED", str(error))
         else:

@@ -22,6 +22,7 @@ from fuse_cache.server.metrics import Metrics
 from fuse_cache.server.reports import Reports
 from fuse_cache.server.rpc import Context, needs_deadline
 from fuse_cache.server.status import Status
+from fuse_cache.server.undecodable import patient
 
 
 class CompileService(compile_pb2_grpc.CompileServicer):
@@ -125,7 +126,7 @@ class CompileService(compile_pb2_grpc.CompileServicer):
 def lookup_handler(service: CompileService) -> grpc.GenericRpcHandler:
     """Return a handler for `Lookup` alone that sends the bytes of `lookup_bytes` as they are."""
     method: Any = grpc.unary_unary_rpc_method_handler(
-        service.lookup_bytes, request_deserializer=compile_pb2.LookupRequest.FromString
+        service.lookup_bytes, request_deserializer=patient(compile_pb2.LookupRequest.FromString)
     )
     name = compile_pb2.DESCRIPTOR.services_by_name["Compile"].full_name
     return grpc.method_handlers_generic_handler(name, {"Lookup": method})

@@ -38,7 +38,7 @@ def _host(endpoint: str) -> dict[str, Any]:
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
     options: Any = {"endpoint": endpoint, "mode": "remote", "compile_ranges": RANGES}
-    compiled = torch.compile(model, backend="fuse_cache", fullgraph=True, options=options)
+    compiled: Any = torch.compile(model, backend="fuse_cache", fullgraph=True, options=options)
     worst = 0.0
     calls = []
     with torch.no_grad():

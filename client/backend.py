@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch.fx.experimental._config as _symbolic_config
 from torch.fx import GraphModule
 
 from fuse_cache.client import fallback
@@ -26,12 +25,10 @@ from fuse_cache.client.reports import GraphReport, add
 from fuse_cache.client.settings import load_options
 from fuse_cache.client.split import split_graph
 from fuse_cache.client.strict import check_strict
+from fuse_cache.client.tracing import trace_size_obliviously
 
 # Dynamo looks the backend up, and so imports this module, when torch.compile() is called: before it traces.
-# Without this a call of size 1 is a graph of its own, or an error where the size was marked dynamic
-# (DECISIONS/0003).
-
-_symbolic_config.backed_size_oblivious = True
+trace_size_obliviously()
 
 
 def fuse_cache(
@@ -48,6 +45,7 @@ def fuse_cache(
         RemoteCompileError: mode="remote", and the daemon could not answer.
         FusionMissedError: strict=True, and a pass that was asked for matched nothing.
     """
+    trace_size_obliviously()
     if mode is not None:
         raise OptionError(f"torch.compile(mode={mode!r}) is Inductor's: use options={{'level': ...}} here")
     return compile_graph(gm, example_inputs, _options(options or {}))

@@ -32,7 +32,8 @@ _OPTIONS = (
     # A shared pool would share back-off state between clients of one process, and with other libraries.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # This is also how long one attempt to connect may take: the rule below is the one that ends it.
+    ("grpc.min_reconnect_backoff_ms", 20_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_retries", 0),  # Ours know which calls are idempotent.
     ("grpc.enable_http_proxy", 0),

@@ -58,18 +58,12 @@ def plan_ranges(
     if not encoded.symbols:
         return RangePlan((Range(),))
     if range_symbol is not None:
-        if range_symbol not in encoded.symbols:
-            return RangePlan((Range(),))
-        symbol: int | None = encoded.symbols.index(range_symbol)
+        symbol = encoded.symbols.index(range_symbol) if range_symbol in encoded.symbols else None
+    elif options.range_dim is not None:
+        symbol = _named_symbol(encoded, *options.range_dim)
     else:
-        symbol = _range_symbol(encoded, options)
+        symbol = _only_symbol(encoded, options, resolved)
     if symbol is None:
-        wanted = options.compile_ranges or resolved.default_ranges(DEFAULT_MAX_TOKENS)
-        if options.compile_ranges or len(wanted) > 1:
-            raise OptionError(
-                f"the graph has {len(encoded.symbols)} symbolic sizes: option range_dim must name "
-                f"the one that the ranges are about: {', '.join(_choices(encoded))}"
-            )
         return RangePlan((Range(),))
     sources = encoded.symbol_sources[symbol]
     if not sources:
@@ -85,23 +79,35 @@ def plan_ranges(
     return RangePlan(tuple(ranges), sources[0])
 
 
-def _range_symbol(encoded: Encoded, options: CompileOptions) -> int | None:
-    """Return the number of the symbol that the ranges are about, or None when several would do."""
-    readable = [number for number, sources in enumerate(encoded.symbol_sources) if sources]
-    if options.range_dim is None:
-        return readable[0] if len(encoded.symbols) == 1 and readable else None
-    source, dim = options.range_dim
+def _only_symbol(encoded: Encoded, options: CompileOptions, resolved: ResolvedPassConfig) -> int | None:
+    """Return the one symbol; None: there are several, and nothing depends on which of them is meant."""
+    if len(encoded.symbols) == 1:
+        return 0
+    wanted = options.compile_ranges or resolved.default_ranges(DEFAULT_MAX_TOKENS)
+    if options.compile_ranges or len(wanted) > 1:
+        raise OptionError(
+            f"the graph has {len(encoded.symbols)} symbolic sizes: option range_dim must name "
+            f"the one that the ranges are about: {', '.join(_choices(encoded))}"
+        )
+    return None
+
+
+def _named_symbol(encoded: Encoded, source: str, dim: int) -> int | None:
+    """Return the symbol at dimension `dim` of an input; None: that size is a constant in this graph."""
     for position, index in enumerate(_tensor_inputs(encoded)):
         meta = encoded.graph.inputs[index].meta
         assert isinstance(meta, TensorMeta)
         if source not in (encoded.input_names[index], str(position)) or dim >= len(meta.size):
             continue
         size = meta.size[dim]
-        if not isinstance(size, int) and size.code[0] == SYMBOL and len(size.code) == 2:
+        if isinstance(size, int):
+            return None
+        if size.code[0] == SYMBOL and len(size.code) == 2:
             return int(size.code[1])
-    # Every graph of a model that Dynamo broke up sees the option; a graph with one symbol leaves no doubt.
-    if len(readable) == 1 and len(encoded.symbols) == 1:
-        return readable[0]
+    # Every graph of a model that Dynamo broke up sees the option, under names of its own: one symbol leaves
+    # no doubt.
+    if len(encoded.symbols) == 1:
+        return 0
     raise OptionError(
         f"option range_dim={source}:{dim} names no symbolic size of the graph: "
         f"use one of {', '.join(_choices(encoded))}"

@@ -110,6 +110,7 @@ class FakeDaemon(compile_pb2_grpc.CompileServicer):
         self.inline = True
         self.lookup_delay_s = 0.0
         self.cut_fetch_after: int | None = None
+        self.chunk_delay_s = 0.0
         self.calls: Counter[str] = Counter()
         self.reports: list[wire.ReportItem] = []
         self.uploaded: list[bytes] = []
@@ -163,6 +164,7 @@ class FakeDaemon(compile_pb2_grpc.CompileServicer):
                 context.abort(grpc.StatusCode.UNAVAILABLE, "the link broke")
             data = content[offset : offset + CHUNK_BYTES]
             yield wire.FetchChunk(data=data, offset=offset, size_bytes=len(content))
+            time.sleep(self.chunk_delay_s)
 
     def Compile(self, requests: Iterator[wire.CompileRequest], context: Any) -> Iterator[wire.CompileEvent]:
         self.calls["Compile"] += 1
@@ -229,7 +231,7 @@ class FakeDaemon(compile_pb2_grpc.CompileServicer):
                 signed = seal(fields, self.content, self.key)
                 self.entries[key] = signed
                 self.contents[describe_content(self.content).digest] = self.content
-                done = wire.Done(manifest=signed, inline_content=self.content)
+                done = wire.Done(manifest=signed, inline_content=self.content if self.inline else b"")
                 yield wire.CompileEvent(key=key, done=done)
 
 
@@ -267,13 +269,20 @@ def deaf_listener() -> Iterator[str]:
 
 
 def main(address: str, trust: str) -> None:
-    """Serve until the process is ended."""
+    """Serve 64 MiB for everything that is asked, 0.1 s a chunk, until the process is ended. TRUST_DIR.pid
+    appears when it serves."""
     folder = open_trust_folder(create=True, environment={"FUSE_CACHE_TRUST_DIR": trust})
     daemon = FakeDaemon(folder.signing_key())
-    want = make_want()
-    daemon.put(want, b"stored content")
+    daemon.content = bytes(64 << 20)
+    daemon.inline = False
+    daemon.chunk_delay_s = 0.1
     with serving(daemon, address):
-        Path(f"{trust}.ready").write_text(str(os.getpid()))
+        pid = Path(f"{trust}.pid")
+        pid.with_suffix(".new").write_text(str(os.getpid()))
+        pid.with_suffix(".new").rename(pid)
+        while not daemon.calls["Fetch"]:
+            time.sleep(0.01)
+        Path(f"{trust}.fetching").touch()
         threading.Event().wait()
 
 

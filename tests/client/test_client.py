@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
 import pytest
 
+from fuse_cache.client import channel
 from fuse_cache.client.errors import ArtifactRejectedError, DaemonRefusedError, DaemonUnavailableError
 from fuse_cache.proto import compile_pb2 as wire
 from fuse_cache.proto.request import Range
@@ -259,7 +261,10 @@ def test_a_used_artifact_is_reported_in_the_background(
     assert [(item.verdict, item.count) for item in daemon.reports] == [(wire.VERDICT_USED, 2)]
 
 
-def test_a_deaf_daemon_costs_the_bound_and_after_three_times_next_to_nothing(make_client: MakeClient) -> None:
+def test_a_deaf_daemon_costs_the_bound_and_after_three_times_next_to_nothing(
+    make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "_share_of_cores", lambda: 1.0)  # However busy the machine of the test is.
     with deaf_listener() as address:
         client = make_client(address)
         for _ in range(3):
@@ -271,6 +276,17 @@ def test_a_deaf_daemon_costs_the_bound_and_after_three_times_next_to_nothing(mak
         for _ in range(10):
             client.obtain([make_want()])
         assert (time.monotonic() - began) / 10 < 0.001 * BOUND_FACTOR
+
+
+def test_on_a_busy_machine_waiting_counts_less_and_is_bounded_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel, "CONNECT_CAP_S", 0.6)
+    for share, least, most in ((1.0, 0.05, 0.3), (0.25, 0.2, 0.6), (0.001, 0.6, 0.6)):
+        monkeypatch.setattr(channel, "_share_of_cores", lambda share=share: share)
+        began = time.monotonic()
+        channel._wait(threading.Event(), 0.05)
+        assert least <= time.monotonic() - began < most * BOUND_FACTOR
 
 
 def test_a_daemon_that_comes_back_is_noticed(

@@ -99,18 +99,26 @@ PROGRAMS: dict[str, Callable[[dict[str, Any]], float]] = {
 def host_environment(folder: Path, env: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a host whose HOME and caches lie in `folder`."""
     return {
-        **os.environ, "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"),
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), **env,
-    }  # fmt: skip
+        **os.environ,
+        "HOME": str(folder),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        **env,
+    }
 
 
 def start(name: str, options: dict[str, Any], folder: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
     """Start a host; with "linger" it prints "ready" and waits for a line."""
     folder.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        [sys.executable, __file__, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, env=host_environment(folder, env), cwd=folder,
-    )  # fmt: skip
+        [sys.executable, __file__, name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=host_environment(folder, env),
+        cwd=folder,
+    )
     assert process.stdin is not None
     process.stdin.write(json.dumps(options) + "\n")
     process.stdin.flush()
@@ -137,9 +145,7 @@ def main(name: str) -> None:
     import torch
 
     from fuse_cache.client import report
-    from fuse_cache.client.backend import fuse_cache
 
-    assert fuse_cache
     if options.pop("linger", False):
         print("ready", flush=True)
         sys.stdin.readline()

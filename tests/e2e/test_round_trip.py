@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.daemon import Daemon, run_cli, running_daemon
+from tests.daemon import Daemon, run_cli
 from tests.e2e import small_host
 from tests.e2e.host import TOLERANCE, run_host
 
 RANGES = [[1, 4], [5, 16]]
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with running_daemon(tmp_path_factory.mktemp("daemon"), "--workers", "2") as running:
-        yield running
+@pytest.fixture
+def daemon(shared_daemon: Daemon) -> Daemon:
+    """The folder's daemon; each test keeps to a namespace of its own."""
+    return shared_daemon
 
 
-def _options(daemon: Daemon, **options: Any) -> dict[str, Any]:
-    return {"endpoint": daemon.endpoint, "mode": "remote", **options}
+def _options(daemon: Daemon, namespace: str, **options: Any) -> dict[str, Any]:
+    return {"endpoint": daemon.endpoint, "mode": "remote", "namespace": namespace, **options}
 
 
 def test_a_network_with_ranges_is_compiled_once_loaded_elsewhere_and_then_found_on_disk(
     daemon: Daemon, tmp_path: Path
 ) -> None:
-    options = _options(daemon, compile_ranges=RANGES)
+    options = _options(daemon, "ranges", compile_ranges=RANGES)
     first = small_host.run("mlp", options, tmp_path / "first", daemon.env)
     second = small_host.run("mlp", options, tmp_path / "second", daemon.env)
     third = small_host.run("mlp", options, tmp_path / "second", daemon.env)
@@ -47,11 +46,11 @@ def test_a_network_with_ranges_is_compiled_once_loaded_elsewhere_and_then_found_
         )
         assert shown["key"] == graph["key"]
         assert shown["parts"]["target"] == graph["target"]
-        assert {"graph", "range", "pass_config"} <= set(shown["parts"])
+        assert {"graph", "range"} <= set(shown["parts"])
 
 
 def test_a_size_outside_every_range_is_compiled_locally_and_counted(daemon: Daemon, tmp_path: Path) -> None:
-    options = _options(daemon, compile_ranges=RANGES, mode="auto", max_queue_s=300)
+    options = _options(daemon, "outside", compile_ranges=RANGES, mode="auto", max_queue_s=300)
     outcome = small_host.run("mlp", options, tmp_path / "host", daemon.env)
     assert outcome["worst"] < 1e-5
     assert [graph["source"] for graph in outcome["graphs"]][2:] == ["local"]
@@ -59,7 +58,7 @@ def test_a_size_outside_every_range_is_compiled_locally_and_counted(daemon: Daem
 
 
 def test_a_range_of_one_size_is_static_and_its_own_entry(daemon: Daemon, tmp_path: Path) -> None:
-    options = _options(daemon, compile_ranges=[[1, 1], [4, 4], [5, 5], [16, 16]])
+    options = _options(daemon, "static", compile_ranges=[[1, 1], [4, 4], [5, 5], [16, 16]])
     outcome = small_host.run("mlp", options, tmp_path / "host", daemon.env)
     assert outcome["worst"] < 1e-5
     assert [graph["compile_range"] for graph in outcome["graphs"]] == [[1, 1], [4, 4], [5, 5], [16, 16]]
@@ -70,8 +69,10 @@ def test_optional_arguments_and_renamed_weights_work_in_both_orders_from_one_sto
     daemon: Daemon, tmp_path: Path
 ) -> None:
     """Case 50, second half. Names are no part of a key: the wrapped weight has the plain one's artifacts."""
-    first = small_host.run("optional", _options(daemon), tmp_path / "first", daemon.env)
-    second = small_host.run("optional_reversed", _options(daemon), tmp_path / "second", daemon.env)
+    first = small_host.run("optional", _options(daemon, "optional"), tmp_path / "first", daemon.env)
+    second = small_host.run(
+        "optional_reversed", _options(daemon, "optional"), tmp_path / "second", daemon.env
+    )
     assert first["worst"] == second["worst"] == 0
     assert [graph["source"] for graph in first["graphs"]] == ["compiled", "compiled", "memory", "memory"]
     assert [graph["source"] for graph in second["graphs"]] == ["daemon", "daemon", "memory", "memory"]
@@ -80,7 +81,7 @@ def test_optional_arguments_and_renamed_weights_work_in_both_orders_from_one_sto
 def test_a_tiny_llama_with_dynamic_batch_and_sequence_goes_the_whole_way(
     daemon: Daemon, tmp_path: Path
 ) -> None:
-    options = _options(daemon, range_dim="input_ids:1", compile_ranges=[[1, 32]])
+    options = _options(daemon, "llama", range_dim="input_ids:1", compile_ranges=[[1, 32]])
     job = {"model": "llama", "kind": "dynamic", "options": options, "shapes": [[2, 8], [1, 1], [3, 32]]}
     for folder, source in (("first", "compiled"), ("second", "daemon")):
         (outcome,) = run_host([job], tmp_path / folder, env=daemon.env)

@@ -166,9 +166,11 @@ def load_config(
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {error}") from error
+    table.pop("client", None)  # The client's own table, in the file that both read.
+    return table
 
 
 def _from_environment(environment: Mapping[str, str], names: set[str]) -> dict[str, str]:

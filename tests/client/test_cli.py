@@ -1,0 +1,128 @@
+"""The command line as people and scripts meet it: exit codes, messages, files."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fuse_cache.client.cli import main
+from fuse_cache.proto.signing import SigningKey
+from tests.fakes import FakeDaemon
+
+COMMANDS = ("serve", "stats", "ls", "show", "rm", "doctor", "keygen")
+
+
+def _run(*arguments: str) -> tuple[int, str, str]:
+    """Run a command in this process; the entry point is checked by tests that start one."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return int(ended.value.code or 0), out.getvalue(), err.getvalue()
+
+
+def test_help_names_every_command_and_each_has_help_of_its_own() -> None:
+    code, out, _ = _run("--help")
+    assert code == 0
+    assert all(command in out for command in COMMANDS)
+    code, out, _ = _run("serve", "--help")
+    assert code == 0
+    assert all(
+        option in out
+        for option in (
+            "--config", "--listen", "--http", "--store", "--redis", "--workers", "--target", "--executor", "--insecure"
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("frobnicate",),
+        ("ls", "--frobnicate"),
+        ("show",),
+        ("show", "not-hex"),
+        ("show", "abc"),
+        ("rm",),
+        ("ls", "--endpoint", "nowhere"),
+        ("serve", "--http", "nowhere"),
+        ("serve", "--listen", "0.0.0.0:7788"),
+        ("serve", "--target", "cpu-386"),
+    ],
+)
+def test_wrong_usage_exits_with_two_and_says_what_is_wrong(arguments: tuple[str, ...]) -> None:
+    code, _, err = _run(*arguments)
+    assert code == 2
+    assert err.strip()
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("stats",), ("ls", "--json"), ("show", "0123456789"), ("rm", "0123456789")]
+)
+def test_a_daemon_that_is_not_there_exits_with_one_and_says_what_to_do(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    code, out, err = _run(*arguments, "--endpoint", f"unix:{tmp_path}/nobody.sock")
+    assert code == 1
+    assert out == ""
+    assert "fuse-cache serve" in err
+    assert "--endpoint" in err
+
+
+def test_keygen_makes_a_pair_that_works_and_never_overwrites_one(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    code, out, _ = _run("keygen", str(folder))
+    assert code == 0
+    key = SigningKey.load(folder / "signing.key")
+    assert key.builder in out
+    assert (folder / "signing.key").stat().st_mode & 0o077 == 0
+    before = (folder / "signing.key").read_bytes()
+    code, _, err = _run("keygen", str(folder))
+    assert code == 1
+    assert "exists" in err
+    assert (folder / "signing.key").read_bytes() == before
+
+
+def test_doctor_finds_nothing_wrong_with_a_daemon_it_can_use(daemon: FakeDaemon, endpoint: str) -> None:
+    code, out, _ = _run("doctor", "--endpoint", endpoint, "--json")
+    findings = {finding["check"]: finding for finding in json.loads(out)}
+    assert {name: row["verdict"] for name, row in findings.items() if row["verdict"] == "problem"} == {}
+    assert code == 0
+    assert {"toolchain", "cache folder", "trust", "daemon", "same toolchain", "signatures"} <= set(findings)
+
+
+def test_doctor_names_the_problem_and_the_remedy(daemon: FakeDaemon, endpoint: str) -> None:
+    daemon.key = SigningKey.generate()
+    code, out, _ = _run("doctor", "--endpoint", endpoint, "--json")
+    problems = [finding for finding in json.loads(out) if finding["verdict"] == "problem"]
+    assert code == 1
+    assert [finding["check"] for finding in problems] == ["signatures"]
+    assert "trusted_keys" in problems[0]["advice"]
+
+
+def test_the_command_line_and_the_public_package_load_without_torch() -> None:
+    probe = (
+        "import sys, fuse_cache.client, fuse_cache.client.cli.store, fuse_cache.client.cli.doctor, "
+        "fuse_cache.client.cli.serve, fuse_cache.client.client; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", probe], check=False, timeout=60).returncode == 0
+
+
+def test_serve_does_not_load_what_only_hosts_need() -> None:
+    probe = (
+        "import sys\nfrom fuse_cache.client.cli import main\n"
+        "try: main(['serve', '--help'])\nexcept SystemExit: pass\n"
+        "sys.exit(bool({'torch', 'grpc'} & set(sys.modules)))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", probe], check=False, timeout=60, stdout=subprocess.DEVNULL
+        ).returncode
+        == 0
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,19 @@ from tests.daemon import Daemon, running_daemon
 from tests.e2e.host import TOLERANCE, run_host
 from tests.models import KINDS, MODELS
 
-# What `make test` runs; the whole cross is slow.
+# What `make test` runs. Qwen3's call of one token is a second graph: Hugging Face branches on it.
 QUICK = (
     ("llama", "float32", "static_cache"),
     ("qwen3", "bfloat16", "dynamic"),
     ("gpt2", "float32", "static"),
 )
-WHOLE = tuple((model, dtype, kind) for model in MODELS for dtype in ("float32", "bfloat16") for kind in KINDS)
+# Every model in every kind; the dtype alternates, so that each kind and each model meets both.
+REST = tuple(
+    case
+    for number, model in enumerate(MODELS)
+    for place, kind in enumerate(KINDS)
+    if (case := (model, ("float32", "bfloat16")[(number + place) % 2], kind)) not in QUICK
+)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +38,7 @@ def _job(daemon: Daemon, model: str, dtype: str, kind: str) -> dict[str, Any]:
     options: dict[str, Any] = {"endpoint": daemon.endpoint, "mode": "remote"}
     shapes = [[2, 8]]
     if kind == "dynamic":
-        shapes = [[2, 8], [3, 5], [1, 1]]
+        shapes = [[2, 8], [3, 5], [1, 1] if model == "qwen3" else [1, 5]]
         # Two symbolic sizes, batch and sequence: the range is about the sequence.
         options |= {"range_dim": "input_ids:1", "compile_ranges": [[1, 128]]}
     return {"model": model, "dtype": dtype, "kind": kind, "options": options, "shapes": shapes}
@@ -47,18 +54,27 @@ def _check(outcomes: list[dict[str, Any]], source: str) -> None:
             assert graph["used"], name
 
 
+def _hosts(
+    jobs: list[dict[str, Any]], folder: Path, env: dict[str, str], timeout_s: float
+) -> list[dict[str, Any]]:
+    """Run the jobs on two hosts side by side, as many as there are workers."""
+    with ThreadPoolExecutor(2) as threads:
+        halves = threads.map(
+            lambda number: run_host(jobs[number::2], folder / str(number), env=env, timeout_s=timeout_s),
+            range(min(2, len(jobs))),
+        )
+        return [outcome for half in halves for outcome in half]
+
+
 def _through_two_hosts(daemon: Daemon, cases: tuple[tuple[str, str, str], ...], tmp_path: Path) -> None:
     jobs = [_job(daemon, *case) for case in cases]
-    _check(run_host(jobs, tmp_path / "first", env=daemon.env, timeout_s=3000), "compiled")
-    compiles = daemon.stats()["compiles"]
-    without_compiler = {
-        **daemon.env,
-        "PATH": str(tmp_path / "empty"),
-        "CXX": "/nonexistent",
-        "CC": "/nonexistent",
-    }
-    _check(run_host(jobs, tmp_path / "second", env=without_compiler), "daemon")
-    assert daemon.stats()["compiles"] == compiles == len(cases)
+    before = daemon.stats()["compiles"]
+    first = _hosts(jobs, tmp_path / "first", daemon.env, 3000)
+    _check(first, "compiled")
+    graphs = sum(len(outcome["graphs"]) for outcome in first)
+    no_compiler = {**daemon.env, "PATH": str(tmp_path / "empty"), "CXX": "/nonexistent", "CC": "/nonexistent"}
+    _check(_hosts(jobs, tmp_path / "second", no_compiler, 1500), "daemon")
+    assert daemon.stats()["compiles"] - before == graphs >= len(cases)
 
 
 def test_three_models_compile_once_and_load_without_a_compiler(daemon: Daemon, tmp_path: Path) -> None:
@@ -67,7 +83,7 @@ def test_three_models_compile_once_and_load_without_a_compiler(daemon: Daemon, t
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_every_model_dtype_and_kind_compiles_once_and_loads_without_a_compiler(
+def test_every_model_and_kind_compiles_once_and_loads_without_a_compiler(
     daemon: Daemon, tmp_path: Path
 ) -> None:
-    _through_two_hosts(daemon, tuple(case for case in WHOLE if case not in QUICK), tmp_path)
+    _through_two_hosts(daemon, REST, tmp_path)

@@ -181,7 +181,11 @@ class Transport:
                 endpoint.lost()
             return DaemonUnavailableError(f"{endpoint.address}: {details or code.name}")
         endpoint.breaker.succeeded()
-        return DaemonRefusedError(error_reason(error) or code.name, details or code.name)
+        reason = error_reason(error)
+        # Not every status has a reason of its own: then its code says what to do (NOT_FOUND: look up again).
+        return DaemonRefusedError(
+            code.name if reason in ("", "UNSPECIFIED") else reason, details or code.name
+        )
 
 
 def error_reason(error: grpc.RpcError) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -53,22 +54,30 @@ def _collect(message: Message, rng: random.Random, places: list[Callable[[], Non
             for part in value if _is_repeated(value) else (value,):
                 _collect(part, rng, places)
             if _is_repeated(value):
-                places.append(lambda rows=value: rows.extend(list(rows) * rng.choice((1, 700))))
+                places.append(partial(_repeat, value, rng.choice((1, 700))))
         elif not _is_repeated(value):
-            places.append(lambda f=field, v=value: setattr(message, f.name, _other(f, v, rng)))
-        places.append(lambda f=field: message.ClearField(f.name))
+            places.append(partial(_change, message, field, value, rng))
+        places.append(partial(message.ClearField, field.name))
     scalars = [f for f in message.DESCRIPTOR.fields if f.type != FieldDescriptor.TYPE_MESSAGE]
     unset = [f for f in scalars if not _is_repeated(getattr(message, f.name))]
     if unset:
         chosen = rng.choice(unset)
-        places.append(lambda: setattr(message, chosen.name, _other(chosen, chosen.default_value, rng)))
+        places.append(partial(_change, message, chosen, chosen.default_value, rng))
+
+
+def _repeat(rows: Any, times: int) -> None:
+    rows.extend(list(rows) * times)
+
+
+def _change(message: Message, field: Any, value: Any, rng: random.Random) -> None:
+    setattr(message, field.name, _other(field, value, rng))
 
 
 def _is_repeated(value: object) -> bool:
     return hasattr(value, "extend")
 
 
-def _other(field: FieldDescriptor, value: Any, rng: random.Random) -> Any:
+def _other(field: Any, value: Any, rng: random.Random) -> Any:
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         return not value
     if field.cpp_type in (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT):

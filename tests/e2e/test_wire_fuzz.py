@@ -42,7 +42,7 @@ NAMED = {
 }
 STREAMED_IN = {"Compile", "Import"}
 STREAMED_OUT = {"Compile", "Fetch", "Wait"}
-METHODS = {
+METHODS: dict[str, tuple[str, type[Message]]] = {
     "Lookup": ("Compile", compile_pb2.LookupResponse),
     "Compile": ("Compile", compile_pb2.CompileEvent),
     "Fetch": ("Compile", compile_pb2.FetchChunk),

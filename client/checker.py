@@ -23,7 +23,7 @@ from fuse_cache.proto.spec import ArtifactSpec
 # combinations of sizes kept; serving uses a few dozen token counts, and a plan is made again in 50 us
 _MAX_PLANS: Final = 256
 
-# What a kernel may take the data pointer of. A subclass may have none, or one that means something else.
+# What a kernel may take the data pointer of without a second look (see `_has_own_memory`).
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 _TensorPlan: TypeAlias = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
@@ -166,7 +166,7 @@ class InputChecker:
         meta = self._spec.inputs[index].meta
         assert isinstance(meta, TensorMeta)
         place = self._place(index)
-        if type(tensor) not in _PLAIN:
+        if not _has_own_memory(type(tensor)):
             raise InputMismatchError(f"{place} is a {type(tensor).__name__}, not a plain tensor", index=index)
         if tensor.dtype is not dtype:
             raise InputMismatchError(f"{place} is of {tensor.dtype}, not {dtype}", index=index)
@@ -207,6 +207,15 @@ class InputChecker:
     def _place(self, index: int, dimension: int = -1) -> str:
         name = f"input {index}" + (f" ({self._names[index]})" if self._names else "")
         return name if dimension < 0 else f"dimension {dimension} of {name}"
+
+
+def _has_own_memory(kind: type[Any]) -> bool:
+    """Tell whether tensors of this type hold their values themselves: a parameter class of an inference
+    library does; a DTensor, a quantised or a fake tensor answers each operator with code of its own.
+    """
+    return kind in _PLAIN or (
+        issubclass(kind, torch.Tensor) and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    )
 
 
 def _is_pinned(meta: TensorMeta, role: Role) -> bool:

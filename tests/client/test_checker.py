@@ -91,13 +91,25 @@ def test_a_wrong_count_is_an_error() -> None:
         InputChecker(DYNAMIC)((3, torch.zeros(3, 4)))
 
 
-def test_a_subclass_is_no_plain_tensor() -> None:
+def test_a_subclass_that_answers_operators_itself_is_no_plain_tensor() -> None:
     class Wrapped(torch.Tensor):
-        pass
+        @classmethod
+        def __torch_dispatch__(  # type: ignore[override]  # torch declares it without its function
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            raise NotImplementedError
 
     wrapped = torch.zeros(3, 4).as_subclass(Wrapped)
     with pytest.raises(InputMismatchError, match="input 1 is a Wrapped, not a plain tensor"):
         InputChecker(DYNAMIC)((3, wrapped, torch.zeros(4, 4)))
+
+
+def test_a_librarys_own_class_of_parameters_is_as_good_as_a_plain_one() -> None:
+    class LibraryParameter(torch.nn.Parameter):
+        pass
+
+    weight = LibraryParameter(torch.zeros(4, 4))
+    InputChecker(DYNAMIC)((3, torch.zeros(3, 4).as_subclass(LibraryParameter), weight))
 
 
 def test_the_stride_of_a_dimension_of_size_one_does_not_matter() -> None:

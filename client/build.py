@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import sympy
-import torch
 from torch.fx import GraphModule
 
 from fuse_cache.client import fallback
@@ -101,7 +100,8 @@ class GraphBuild:
         encoded = encode_graph(self._gm, self._example_inputs, groups=groups)
         if not encoded.graph.nodes:
             raise UnkeyableGraph("the graph computes nothing")
-        if torch.is_grad_enabled() and any(
+        # An input says so only where the graph has grad mode on, at its start or in it.
+        if any(
             isinstance(item.meta, TensorMeta) and item.meta.requires_grad for item in encoded.graph.inputs
         ):
             raise UnkeyableGraph(

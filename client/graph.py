@@ -103,6 +103,7 @@ class _GraphEncoder:
         self._symbols = SymbolTable()
         self._values = ValueEncoder(self._symbols)
         self._calls = CallEncoder(self._values, groups)
+        self._asks_for_grad = _asks_for_grad(gm)
 
     def encode(self) -> Encoded:
         nodes = list(self._gm.graph.nodes)
@@ -198,7 +199,7 @@ class _GraphEncoder:
                 raise UnkeyableGraph("an input with a lazy conjugation or negation")
             meta = self._values.tensor(value)
             # Without grad mode nothing asks for it, and equal graphs shall have equal bytes.
-            needs_grad = value.requires_grad and torch.is_grad_enabled()
+            needs_grad = value.requires_grad and self._asks_for_grad
             return replace(meta, requires_grad=True) if needs_grad else meta
         if isinstance(value, torch.SymInt):
             return SymMeta(self._symbols.dim(value))
@@ -228,6 +229,15 @@ class _GraphEncoder:
         if any(isinstance(output, tuple | list | dict | slice) for output in outputs):
             raise UnkeyableGraph("an output that is a container")
         return outputs
+
+
+def _asks_for_grad(gm: GraphModule) -> bool:
+    """Say whether gradients are on at the graph's start, or somewhere in it ("with torch.enable_grad()")."""
+    if torch.is_inference_mode_enabled():
+        return False
+    return torch.is_grad_enabled() or any(
+        node.target is torch._C._set_grad_enabled and node.args == (True,) for node in gm.graph.nodes
+    )
 
 
 def _level(calls: Sequence[Node], placeholders: Sequence[FxNode]) -> Level:

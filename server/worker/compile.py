@@ -89,7 +89,7 @@ def _refuse_unfit(graph: Graph, request: RequestFields) -> None:
     if not graph.nodes:
         raise NotCacheable("the graph computes nothing", stage="rebuild")
     trains = any(isinstance(item.meta, TensorMeta) and item.meta.requires_grad for item in graph.inputs)
-    if trains and request.ambient.grad_mode and not request.ambient.inference_mode:
+    if trains and not request.ambient.inference_mode:
         raise NotCacheable("gradients are on: artifacts are for inference (torch.no_grad)", stage="rebuild")
 
 

@@ -115,6 +115,21 @@ def test_a_graph_that_needs_gradients_is_not_cacheable_and_trains_all_the_same()
     assert graph.reason.startswith("not cacheable: grad mode is on")
 
 
+def test_gradients_that_only_a_part_of_the_graph_asks_for_are_not_lost() -> None:
+    def forward(x: Tensor, w: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return (x * w).sum()
+
+    weight = torch.randn(8, requires_grad=True)
+    x = torch.randn(2, 8)
+    with torch.no_grad():
+        out = _compiled(forward)(x, weight)
+    out.backward()
+    torch.testing.assert_close(weight.grad, x.sum(0))
+    (graph,) = report()
+    assert graph.reason.startswith("not cacheable: grad mode is on")
+
+
 def test_an_empty_graph_is_not_cacheable_and_returns_its_input() -> None:
     graph, x = torch.fx.Graph(), torch.randn(3)
     placeholder = graph.placeholder("x")

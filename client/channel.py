@@ -13,6 +13,7 @@ import ipaddress
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from fuse_cache.client.breaker import Breaker
 from fuse_cache.client.errors import DaemonUnavailableError, OptionError
 from fuse_cache.client.forksafe import SURVIVES_FORK, grpc
 from fuse_cache.client.options import CompileOptions, Tls
-from fuse_cache.proto import compile_pb2_grpc
+from fuse_cache.proto import compile_pb2, compile_pb2_grpc
 
 # Inline content is 1 MiB at most for each of up to 1,024 lookup items; a manifest of a 64 MiB artifact is
 # about 10 kB.
@@ -38,9 +39,20 @@ _OPTIONS = (
     ("grpc.enable_retries", 0),  # Ours know which calls are idempotent.
     ("grpc.enable_http_proxy", 0),
 )
+_FETCH = f"/{compile_pb2.DESCRIPTOR.services_by_name['Compile'].full_name}/Fetch"
 # Channels made before a fork. Closing or collecting them in the child can hang on threads that the child does
 # not have.
 _inherited: list[Any] = []
+
+
+class Stub(compile_pb2_grpc.CompileStub):
+    """The generated stub, with a `Fetch` that leaves its messages as they came: `chunk_data` reads them."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        super().__init__(channel)
+        self.fetch_raw: Callable[..., Any] = channel.unary_stream(
+            _FETCH, request_serializer=compile_pb2.FetchRequest.SerializeToString
+        )
 
 
 class Endpoint:
@@ -54,12 +66,17 @@ class Endpoint:
         self._lock = threading.Lock()  # Guards the fields below. Not held during calls.
         self._pid = -1
         self._channel: grpc.Channel | None = None
+        self._stub: tuple[grpc.Channel, Stub] | None = None  # With the channel that it is on.
         self._alive = threading.Event()  # The other side has sent something on this channel.
         self._failed = threading.Event()  # The connection attempt was refused.
 
-    def stub(self) -> compile_pb2_grpc.CompileStub:
+    def stub(self) -> Stub:
         """Return a stub on this process's channel."""
-        return compile_pb2_grpc.CompileStub(self.channel())
+        channel, made = self.channel(), self._stub
+        if made is None or made[0] is not channel:
+            # Making one registers seven methods: a quarter of the time of a small hit.
+            self._stub = made = (channel, Stub(channel))
+        return made[1]
 
     def channel(self) -> grpc.Channel:
         """Return this process's channel, opened now if need be. Opening does no I/O that could block."""

@@ -18,6 +18,7 @@ from fuse_cache.proto import compile_pb2 as wire
 from fuse_cache.proto.artifact_pb2 import Manifest, SignedManifest
 from fuse_cache.proto.content import ContentVerifier
 from fuse_cache.proto.errors import ContentError
+from fuse_cache.proto.fetch_chunk import chunk_data
 from fuse_cache.proto.limits import CHUNK_BYTES, INLINE_BYTES
 
 REPORT_BAD_S = 1.0  # A bad entry is reported before the daemon is asked again, so that it can set it aside.
@@ -69,7 +70,9 @@ class Remote:
         try:
             manifest = self._checker.manifest(signed, want)
             key, content_digest = manifest.key, manifest.content.digest
-            return self._checker.content(signed, manifest, inline or self._fetch(manifest))
+            if inline:
+                return self._checker.content(signed, manifest, inline)
+            return Artifact(signed, manifest, self._fetch(manifest))
         except ArtifactRejectedError as error:
             self.rejected.append(error)
             _log.warning("refused an artifact of the daemon: %s", error)
@@ -91,16 +94,16 @@ class Remote:
                     namespace=self._namespace, content_digest=manifest.content.digest, offset=offset
                 )
                 try:
-                    for chunk in self._transport.fetch(request):
-                        verifier.feed(chunk.data)
-                        offset += len(chunk.data)
+                    for message in self._transport.fetch(request):
+                        verifier.feed(chunk_data(message))
+                        offset = verifier.offset
                     if not verifier.complete:
                         raise DaemonUnavailableError("the content ended early")
                 except DaemonUnavailableError:
                     cuts += 1
                     if cuts > 1:
                         raise
-            return verifier.finish()
+            return verifier.join()  # The manifest's signature, checked before, covers each chunk's digest.
         except ContentError as error:
             raise ArtifactRejectedError("BAD_DIGEST", str(error)) from error
 

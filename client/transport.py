@@ -19,6 +19,7 @@ from fuse_cache.client.channel import Endpoint
 from fuse_cache.client.errors import DaemonRefusedError, DaemonUnavailableError
 from fuse_cache.client.forksafe import grpc
 from fuse_cache.client.options import CompileOptions
+from fuse_cache.client.watchdog import Watch, watchdog
 from fuse_cache.proto import compile_pb2 as wire
 
 MAX_FETCH_S = 3600.0  # every call has a deadline; a fetch is bounded by silence, not by this
@@ -67,8 +68,10 @@ class Transport:
         """
         self._unary(lambda endpoint: endpoint.stub().Report, request, attempts=1)
 
-    def fetch(self, request: wire.FetchRequest) -> Iterator[wire.FetchChunk]:
-        """Stream content. The caller resumes at another offset if it likes.
+    def fetch(self, request: wire.FetchRequest) -> Iterator[bytes]:
+        """Stream content, as serialised FetchChunks (`fetch_chunk.chunk_data`).
+
+        The caller resumes at another offset if it likes.
 
         Raises:
             DaemonUnavailableError: also when no byte came for `silence_bound_s`.
@@ -77,7 +80,7 @@ class Transport:
         endpoint = self._choose()
         with self._watched(
             endpoint,
-            lambda: endpoint.stub().Fetch(request, timeout=MAX_FETCH_S, metadata=self._metadata()),
+            lambda: endpoint.stub().fetch_raw(request, timeout=MAX_FETCH_S, metadata=self._metadata()),
             self.options.silence_bound_s,
         ) as stream:
             yield from stream
@@ -213,41 +216,30 @@ class _Watched:
     ) -> None:
         self._transport, self._endpoint, self._silence_s = transport, endpoint, silence_s
         self._call = call()
-        self._done = threading.Event()
-        self._deadline_s = time.monotonic() + silence_s
-        self._silent = False
-        threading.Thread(target=self._watch, name="fuse-cache-watch", daemon=True).start()
+        self._watch = Watch(self._call.cancel, silence_s)
+        watchdog.add(self._watch)
 
     def __enter__(self) -> Iterator[Any]:
         return self._iterate()
 
     def __exit__(self, *_: object) -> None:
-        self._done.set()
+        watchdog.remove(self._watch)
         self._call.cancel()
 
     def _iterate(self) -> Iterator[Any]:
+        watch = self._watch
         try:
             for message in self._call:
-                self._deadline_s = time.monotonic() + self._silence_s
                 yield message
-                self._deadline_s = (
-                    time.monotonic() + self._silence_s
-                )  # The consumer's time is not the daemon's.
+                watch.fed()  # From here on: the consumer's time is not the daemon's.
         except grpc.RpcError as error:
             failure = self._transport._translate(self._endpoint, error)
-            if self._silent:
+            if watch.silent:
                 failure = DaemonUnavailableError(
                     f"{self._endpoint.address}: silent for {self._silence_s:g} s"
                 )
             raise failure from error
         self._endpoint.breaker.succeeded()
-
-    def _watch(self) -> None:
-        while not self._done.wait(max(0.01, self._deadline_s - time.monotonic())):
-            if time.monotonic() >= self._deadline_s:
-                self._silent = True
-                self._call.cancel()
-                return
 
 
 class _Upload:

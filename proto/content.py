@@ -55,7 +55,7 @@ class ContentVerifier:
         """Raises ContentError when the description itself is malformed."""
         _check(content)
         self._content = content
-        self._kept: list[bytes] = []
+        self._kept: list[bytes | memoryview] = []
         self.offset = 0
 
     @property
@@ -63,8 +63,8 @@ class ContentVerifier:
         """Whether nothing is missing."""
         return self.offset == self._content.size_bytes
 
-    def feed(self, chunk: bytes) -> None:
-        """Take the next chunk, whole as `chunk_digests` has it.
+    def feed(self, chunk: bytes | memoryview) -> None:
+        """Take the next chunk, whole as `chunk_digests` has it. What is behind a view must not change.
 
         Raises:
             ContentError: it is not that chunk. What was kept before it stays good.
@@ -77,8 +77,20 @@ class ContentVerifier:
             raise ContentError(f"chunk {number} has {len(chunk)} bytes instead of {expected}")
         if blake3(chunk).digest() != self._content.chunk_digests[number]:
             raise ContentError(f"chunk {number} does not fit its digest")
-        self._kept.append(bytes(chunk))
+        self._kept.append(chunk)
         self.offset += expected
+
+    def join(self) -> bytes:
+        """Return the whole content, known by its chunks alone.
+
+        Enough where one signature covers their digests and the whole's.
+
+        Raises:
+            ContentError: chunks are missing.
+        """
+        if not self.complete:
+            raise ContentError(f"{self.offset} bytes of {self._content.size_bytes}")
+        return b"".join(self._kept)
 
     def finish(self) -> bytes:
         """Return the whole content.
@@ -86,9 +98,7 @@ class ContentVerifier:
         Raises:
             ContentError: chunks are missing, or the whole does not fit its digest.
         """
-        if not self.complete:
-            raise ContentError(f"{self.offset} bytes of {self._content.size_bytes}")
-        data = b"".join(self._kept)
+        data = self.join()
         if content_digest(data) != self._content.digest:
             raise ContentError("the content does not fit its digest")
         return data

@@ -43,7 +43,7 @@ from fuse_cache.server.metrics import Metrics
 from fuse_cache.server.misses import MissLog
 from fuse_cache.server.reports import Reports
 from fuse_cache.server.seeds import Seeds
-from fuse_cache.server.service import CompileService, lookup_handler
+from fuse_cache.server.service import CompileService, raw_handler
 from fuse_cache.server.status import Status
 from fuse_cache.server.undecodable import NamedRefusals
 from fuse_cache.server.worker.link import Loading, SupervisorLink
@@ -160,8 +160,8 @@ class Daemon:
             OSError: an address cannot be listened on.
         """
         config = self._config
-        # Asked first, so that its Lookup is the one that writes its reply by hand.
-        self._server.add_generic_rpc_handlers((lookup_handler(self._compile_service),))
+        # Asked first, so that its Lookup and Fetch are the ones that write their replies by hand.
+        self._server.add_generic_rpc_handlers((raw_handler(self._compile_service),))
         named: Any = NamedRefusals(self._server)
         compile_pb2_grpc.add_CompileServicer_to_server(self._compile_service, named)
         admin_pb2_grpc.add_AdminServicer_to_server(self._admin_service, named)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from fuse_cache.proto.compile_pb2 import FetchChunk, FetchRequest
+from fuse_cache.proto.compile_pb2 import FetchRequest
+from fuse_cache.proto.fetch_chunk import encode_chunk
 from fuse_cache.proto.limits import CHUNK_BYTES
 from fuse_cache.server.admission import check_digest, check_namespace
 from fuse_cache.server.cache.store import Store
@@ -74,8 +75,10 @@ class ContentStreams:
         # One content is read at a time, so that many readers do not pass OPEN_BYTES together.
         self._loading = asyncio.Lock()
 
-    async def chunks(self, request: FetchRequest) -> AsyncIterator[FetchChunk]:
-        """Yield the content from the offset on. The next chunk is made when the one before has been sent.
+    async def chunks(self, request: FetchRequest) -> AsyncGenerator[bytes, None]:
+        """Yield the content from the offset on, as serialised FetchChunks.
+
+        The next chunk is made when the one before has been sent.
 
         Raises:
             InvalidRequestError: malformed.
@@ -94,9 +97,10 @@ class ContentStreams:
         try:
             offset, size_bytes = request.offset, CHUNK_BYTES
             while offset == request.offset or offset < size_bytes:
-                size_bytes, chunk = await self._chunk(request.content_digest, opened, offset)
-                yield FetchChunk(data=chunk, offset=offset, size_bytes=size_bytes)
-                self._metrics.hot.fetched_bytes += len(chunk)
+                size_bytes, message = await self._chunk(request.content_digest, opened, offset)
+                yield message
+                del message  # The transport has a copy of its own.
+                self._metrics.hot.fetched_bytes += min(CHUNK_BYTES, size_bytes - offset)
                 offset += CHUNK_BYTES
         finally:
             opened.readers -= 1
@@ -104,7 +108,10 @@ class ContentStreams:
                 self._open.pop(request.content_digest, None)
 
     async def _chunk(self, digest: bytes, opened: _Open, offset: int) -> tuple[int, bytes]:
-        """Return the size of the content and the chunk at `offset`. No caller keeps the content itself."""
+        """Return the size of the content and the message with the chunk at `offset`.
+
+        No caller keeps the content itself.
+        """
         if opened.data is None:
             async with self._loading:
                 if opened.data is None:
@@ -119,7 +126,8 @@ class ContentStreams:
             raise OutOfRangeError(
                 "REQUEST_MALFORMED", f"offset is {offset}, the content has {len(data)} bytes"
             )
-        return len(data), data[offset : offset + CHUNK_BYTES]
+        chunk = memoryview(data)[offset : offset + CHUNK_BYTES]
+        return len(data), encode_chunk(chunk, offset=offset, size_bytes=len(data))
 
     async def _make_room(self) -> None:
         """Wait until there is room for one more content. One larger than all the room goes alone."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fuse_cache.proto.compile_pb2 import LookupResponse, LookupResult
+from fuse_cache.proto.fetch_chunk import varint
 
 _LENGTH_DELIMITED: Final = 2
 
@@ -24,16 +25,6 @@ def _number_of(message: type[LookupResponse] | type[LookupResult], field: str) -
 
 def _head(number: int, size: int) -> bytes:
     return bytes((number << 3 | _LENGTH_DELIMITED,)) + varint(size)
-
-
-def varint(value: int) -> bytes:
-    """Return a number of at least 0 as protobuf writes it."""
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 _RESULTS: Final = _number_of(LookupResponse, "results")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -96,10 +97,12 @@ class CompileService(compile_pb2_grpc.CompileServicer):
 
     @needs_deadline
     async def Fetch(self, request: compile_pb2.FetchRequest, context: Context) -> None:
+        """Answer `Fetch` with serialised messages (`raw_handler`)."""
         # One chunk is made when the one before has left: a slow reader holds two, and the transport's own
-        # window.
-        async for chunk in self._streams.chunks(request):
-            await context.write(chunk)
+        # window. Closed at once when the reader goes: its content may make room for others.
+        async with contextlib.aclosing(self._streams.chunks(request)) as chunks:
+            async for message in chunks:
+                await context.write(message)
 
     @needs_deadline
     async def Report(
@@ -123,10 +126,13 @@ class CompileService(compile_pb2_grpc.CompileServicer):
         return self._status.capabilities()
 
 
-def lookup_handler(service: CompileService) -> grpc.GenericRpcHandler:
-    """Return a handler for `Lookup` alone that sends the bytes of `lookup_bytes` as they are."""
-    method: Any = grpc.unary_unary_rpc_method_handler(
+def raw_handler(service: CompileService) -> grpc.GenericRpcHandler:
+    """Return a handler for `Lookup` and `Fetch` that sends their serialised messages as they are."""
+    lookup: Any = grpc.unary_unary_rpc_method_handler(
         service.lookup_bytes, request_deserializer=patient(compile_pb2.LookupRequest.FromString)
     )
+    fetch: Any = grpc.unary_stream_rpc_method_handler(
+        service.Fetch, request_deserializer=patient(compile_pb2.FetchRequest.FromString)
+    )
     name = compile_pb2.DESCRIPTOR.services_by_name["Compile"].full_name
-    return grpc.method_handlers_generic_handler(name, {"Lookup": method})
+    return grpc.method_handlers_generic_handler(name, {"Lookup": lookup, "Fetch": fetch})

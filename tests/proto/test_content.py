@@ -42,10 +42,12 @@ def test_a_bad_chunk_is_refused_and_the_good_ones_stay() -> None:
     verifier.feed(second)
     with pytest.raises(ContentError, match="bytes of"):
         verifier.finish()
-    verifier.feed(third)
+    with pytest.raises(ContentError, match="bytes of"):
+        verifier.join()
+    verifier.feed(memoryview(third))
     with pytest.raises(ContentError, match="after the last"):
         verifier.feed(third)
-    assert verifier.finish() == DATA
+    assert verifier.finish() == verifier.join() == DATA
 
 
 def test_chunks_that_fit_do_not_hide_a_whole_that_does_not() -> None:

@@ -20,6 +20,7 @@ from fuse_cache.client.errors import DaemonRefusedError, DaemonUnavailableError
 from fuse_cache.client.forksafe import grpc
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.watchdog import Watch, watchdog
+from fuse_cache.client.watchdog import Watch, watchdog
 from fuse_cache.proto import compile_pb2 as wire
 
 MAX_FETCH_S = 3600.0  # every call has a deadline; a fetch is bounded by silence, not by this
@@ -230,8 +231,9 @@ class _Watched:
         watch = self._watch
         try:
             for message in self._call:
+                watch.fed()
                 yield message
-                watch.fed()  # From here on: the consumer's time is not the daemon's.
+                watch.fed()  # The consumer's time is not the daemon's.
         except grpc.RpcError as error:
             failure = self._transport._translate(self._endpoint, error)
             if watch.silent:

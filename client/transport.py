@@ -20,7 +20,6 @@ from fuse_cache.client.errors import DaemonRefusedError, DaemonUnavailableError
 from fuse_cache.client.forksafe import grpc
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.watchdog import Watch, watchdog
-from fuse_cache.client.watchdog import Watch, watchdog
 from fuse_cache.proto import compile_pb2 as wire
 
 MAX_FETCH_S = 3600.0  # every call has a deadline; a fetch is bounded by silence, not by this

@@ -57,11 +57,12 @@ def build(job: Job, emit: Emit) -> Built:
         fusing = Fusing(request)
         emit("inductor", request.target)
         with _compiling(job, isa):
-            entry = compile_graph(
-                rebuilt.gm, rebuilt.example_inputs, rebuilt.fake_mode, _patches(graph, request, fusing)
-            )
+            patches = _patches(graph, request, fusing)
+            entry = compile_graph(rebuilt.gm, rebuilt.example_inputs, rebuilt.fake_mode, patches)
             emit("seal", "")
-            content = _pack(entry, graph, request, rebuilt)
+            # Kernels are found again by source and compiler flags, which follow from the options.
+            with inductor_config.patch(patches):
+                content = _pack(entry, graph, request, rebuilt)
     return Built(
         content=content,
         passes=fusing.passes(),

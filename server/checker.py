@@ -19,6 +19,12 @@ START_S = 30.0
 MODULE = "fuse_cache.server.worker.validator"
 
 
+class ValidatorGaveUpError(InvalidRequestError):
+    """The validator died of a graph, or took too long: refused, and not remembered. It may have been the
+    machine's fault.
+    """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
     """What the validator says of a good graph."""
@@ -56,7 +62,7 @@ class GraphChecker:
             # Once more with a new process: the first may have died of anything, the second died of the graph.
             answer = await self._ask_once(graph) or await self._ask_once(graph)
         if answer is None:
-            raise InvalidRequestError("GRAPH_MALFORMED", "the validator died of this graph")
+            raise ValidatorGaveUpError("GRAPH_MALFORMED", "the validator died of this graph")
         if "reason" in answer:
             raise InvalidRequestError(str(answer["reason"]), str(answer["message"]))
         custom_ops = answer["custom_ops"]
@@ -76,7 +82,7 @@ class GraphChecker:
                 answer = await self._ask(sock, graph)
         except TimeoutError:
             self._drop()
-            raise InvalidRequestError(
+            raise ValidatorGaveUpError(
                 "GRAPH_TOO_LARGE", f"the graph takes more than {CHECK_S:g} s to check"
             ) from None
         except asyncio.CancelledError:

@@ -14,7 +14,7 @@ from fuse_cache.proto.signing import SigningKey
 from fuse_cache.server.cache.facts import describe
 from fuse_cache.server.cache.store import Store
 from fuse_cache.server.cache.tier import TierError
-from fuse_cache.server.checker import GraphChecker
+from fuse_cache.server.checker import GraphChecker, ValidatorGaveUpError
 from fuse_cache.server.epoch import Epoch
 from fuse_cache.server.errors import RequestError
 from fuse_cache.server.freshness import Freshness
@@ -132,9 +132,12 @@ class Compiler:
                     message=error.message,
                     stage="check",
                     refused=refused,
-                    deterministic=refused,
+                    deterministic=refused and not isinstance(error, ValidatorGaveUpError),
                 ),
             )
+        except Exception as error:  # No descriptors left, a bug of ours: nobody may be left waiting.
+            log.exception("a graph could not be checked")
+            self._fail(job, "INTERNAL", f"{type(error).__name__}: {error}", "check", False)
         else:
             if self._draining:  # It was with the validator when what waits was refused.
                 self._end(job, _DRAINING)

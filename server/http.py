@@ -6,7 +6,6 @@ Read-only, and no framework for three pages.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from urllib.parse import parse_qs, urlsplit
 
 from fuse_cache.server.config import split_address
@@ -40,20 +39,24 @@ class HttpPages:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(
-            OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError
-        ):
-            async with self._slots, asyncio.timeout(PATIENCE_S):
+        try:
+            async with asyncio.timeout(PATIENCE_S), self._slots:
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(self._answer(head))
                 await writer.drain()
-        writer.close()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # Whoever asked has gone, is too slow, or speaks something else.
+        finally:
+            writer.close()
 
     def _answer(self, head: bytes) -> bytes:
         words = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3 or words[0] not in ("GET", "HEAD"):
             return _response(405, "only GET is answered here\n")
-        url = urlsplit(words[1])
+        try:
+            url = urlsplit(words[1])
+        except ValueError:
+            return _response(400, "that is no address\n")
         with_body = words[0] == "GET"
         if url.path == "/healthz":
             return _response(200, "alive\n", with_body=with_body)
@@ -71,7 +74,13 @@ class HttpPages:
 def _response(
     code: int, text: str, *, with_body: bool = True, content_type: str = "text/plain; charset=utf-8"
 ) -> bytes:
-    reason = {200: "OK", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}[code]
+    reason = {
+        200: "OK",
+        400: "Bad Request",
+        404: "Not Found",
+        405: "Method Not Allowed",
+        503: "Service Unavailable",
+    }[code]
     body = text.encode()
     head = (
         f"HTTP/1.1 {code} {reason}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"

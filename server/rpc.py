@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -14,6 +15,8 @@ from fuse_cache.server.cache.tier import TierUnavailableError
 from fuse_cache.server.errors import InvalidRequestError, RequestError, UnavailableError, trailers
 from fuse_cache.server.metrics import Metrics
 from fuse_cache.server.undecodable import UNDECODABLE
+
+log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Answer = TypeVar("Answer")
@@ -51,6 +54,11 @@ def _wrap(method: Callable[[Any, Any, Context], Awaitable[Answer]], *, deadline:
             raised = InvalidRequestError("REQUEST_MALFORMED", str(error))
         except TierUnavailableError as error:
             raised = UnavailableError("STORE_FAILED", str(error))
+        except Exception as error:
+            if context.cancelled() or context.done():
+                raise  # A write to a caller who has gone: there is nobody to answer.
+            log.exception("a call ended in a bug", extra={"method": name})
+            raised = RequestError("INTERNAL", f"{type(error).__name__}: {error}")
         else:
             metrics.succeeded(name, time.perf_counter() - began_s)
             return answer

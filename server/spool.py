@@ -43,8 +43,14 @@ class Upload:
         self._received_bytes = 0
         self._hasher = blake3(derive_key_context=DIGEST_CONTEXT)
         self._kept = False
-        self.folder = work.new_folder("job")
-        self._file = FileIO(self.folder / "graph", "xb")
+        try:
+            self.folder = work.new_folder("job")
+            self._file = FileIO(self.folder / "graph", "xb")
+        except OSError as error:
+            work.release(size_bytes)
+            raise BusyError(
+                "QUOTA", f"this daemon cannot spool a graph now: {error.strerror}", retry_after_s=2.0
+            ) from error
 
     async def add(self, data: bytes, offset: int, *, last: bool) -> None:
         """Take the next chunk.
@@ -52,6 +58,7 @@ class Upload:
         Raises:
             InvalidRequestError: it is out of order or too large.
             DamagedUploadError: it was the last one and the whole is not what was announced.
+            BusyError: the disk is full.
         """
         if offset != self._received_bytes:
             raise InvalidRequestError(
@@ -100,5 +107,10 @@ class Upload:
     def _take(self, data: bytes) -> None:
         self._hasher.update(data)
         view = memoryview(data)
-        while view:
-            view = view[self._file.write(view) :]
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            raise BusyError(
+                "QUOTA", f"this daemon cannot spool a graph now: {error.strerror}", retry_after_s=2.0
+            ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import queue
@@ -48,6 +49,13 @@ def until(condition: Callable[[], object], seconds: float = 20.0, what: str = ""
     while not condition():
         assert time.monotonic() < end, f"never came true: {what or condition}"
         time.sleep(0.02)
+
+
+async def until_async(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait for a condition in an event loop."""
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 def tiny_graph(number: int = 1) -> bytes:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fuse_cache.proto.limits import GRAPH_LIMITS
-from fuse_cache.server.checker import GraphChecker
+from fuse_cache.server.checker import GraphChecker, ValidatorGaveUpError
 from fuse_cache.server.errors import InvalidRequestError
 from fuse_cache.server.worker import processes
 from fuse_cache.server.worker.link import SupervisorLink
@@ -63,6 +63,22 @@ async def test_a_validator_that_died_is_replaced_unseen(tmp_path: Path) -> None:
         os.kill(first, signal.SIGKILL)
         assert (await checker.check(good)).nodes == 1
         assert validator_pid(link) != first
+
+
+async def test_a_validator_that_is_silent_is_not_the_graphs_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = tmp_path / "good"
+    good.write_bytes(tiny_graph())
+    async with checkers() as (checker, link):
+        await checker.start()
+        os.kill(validator_pid(link), signal.SIGSTOP)
+        with monkeypatch.context() as patched:
+            patched.setattr("fuse_cache.server.checker.CHECK_S", 0.2)
+            with pytest.raises(ValidatorGaveUpError) as caught:
+                await checker.check(good)
+        assert caught.value.reason == "GRAPH_TOO_LARGE"
+        assert (await checker.check(good)).nodes == 1
 
 
 async def test_a_graph_beyond_the_memory_limit_is_refused_not_fatal(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""What becomes of a job whose graph cannot be checked."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from fuse_cache.proto.graph_codec import graph_digest
+from fuse_cache.server.checker import GraphChecker, ValidatorGaveUpError
+from fuse_cache.server.compiler import Compiler, Order
+from fuse_cache.server.errors import InvalidRequestError
+from fuse_cache.server.jobs import Failure, Jobs, Priority
+from fuse_cache.server.metrics import Metrics
+from fuse_cache.server.spool import Upload
+from fuse_cache.server.workfolder import WorkFolder
+from tests.server.harness import tiny_graph, until_async
+
+KEY = bytes(32)
+
+
+class _Checker:
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def check(self, graph: Path) -> None:
+        raise self._error
+
+
+async def _outcome(folder: Path, error: Exception) -> tuple[Failure, Jobs]:
+    """Return how the job ended, and the jobs that may remember it."""
+    nothing: Any = None
+    jobs, work = Jobs(max_queue=4, now_s=time.monotonic), WorkFolder(folder)
+    compiler = Compiler(
+        jobs=jobs, pool=nothing, checker=cast(GraphChecker, _Checker(error)), store=nothing, work=work,
+        seeds=nothing, freshness=nothing, signing_key=nothing, metrics=Metrics(), workers=1, op_modules=(),
+    )  # fmt: skip
+    graph = tiny_graph()
+    upload = Upload(work, digest=graph_digest(graph), size_bytes=len(graph))
+    await upload.add(graph, 0, last=True)
+    job = jobs.join(KEY, "job", Priority.HOST)
+    compiler.take(job, upload, cast(Order, None))
+    await until_async(lambda: job.finished)
+    await compiler.drain(5.0)
+    assert job.failure is not None
+    assert work.reserve(1 << 30), "the budget was given back"
+    return job.failure, jobs
+
+
+async def test_a_refusal_is_remembered(tmp_path: Path) -> None:
+    failure, jobs = await _outcome(tmp_path, InvalidRequestError("GRAPH_MALFORMED", "bad"))
+    assert failure.refused
+    assert jobs.remembered(KEY) is not None
+
+
+@pytest.mark.parametrize("reason", ["GRAPH_TOO_LARGE", "GRAPH_MALFORMED"])
+async def test_a_time_out_or_death_of_the_validator_is_refused_and_not_remembered(
+    tmp_path: Path, reason: str
+) -> None:
+    failure, jobs = await _outcome(tmp_path, ValidatorGaveUpError(reason, "no answer"))
+    assert failure.refused
+    assert jobs.remembered(KEY) is None
+
+
+async def test_an_error_of_the_machine_ends_the_job_instead_of_leaving_its_waiters(tmp_path: Path) -> None:
+    failure, jobs = await _outcome(tmp_path, OSError(24, "Too many open files"))
+    assert (failure.reason, failure.stage, failure.refused) == ("INTERNAL", "check", False)
+    assert "Too many open files" in failure.message
+    assert jobs.remembered(KEY) is None

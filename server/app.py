@@ -43,7 +43,7 @@ def run(
     try:
         work = WorkFolder(config.work_dir)
         # Before the fork server loads anything, so that an edit in between is seen as a change.
-        stamps = take_stamps(root)
+        stamps = take_stamps(root, op_modules=config.op_modules)
         become_subreaper()
         # Before gRPC is even imported: a process that has served gRPC must not fork.
         link = SupervisorLink(entry, os.environ, owns_all_children=True)

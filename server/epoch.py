@@ -7,11 +7,12 @@ with it new keys, instead of old artifacts under a new name.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from blake3 import blake3
 from fuse_cache.proto.digest import FieldDigest
 from fuse_cache.proto.toolchain import Toolchain, local_toolchain
 from fuse_cache.server.key import SCHEMA, KeyFields
+from fuse_cache.server.op_sources import op_files, op_tags
 
 FINGERPRINT_COMMAND = (sys.executable, "-P", "-m", "fuse_cache.passes.fingerprint", "--json")
 FINGERPRINT_S = 60.0
@@ -28,6 +30,12 @@ _CONTEXT = "fuse-cache 2026 epoch v1"
 _PLUMBING = frozenset({
     "__init__.py", "checked.py", "forkserver.py", "link.py", "pool.py", "processes.py", "protocol.py",
     "supervisor.py", "validator.py",
+})  # fmt: skip
+# Of proto/, what a worker never reaches. All else may change what it reads or packs.
+_WIRE_ONLY = frozenset({
+    "admin_pb2.py", "admin_pb2_grpc.py", "artifact_pb2.py", "artifact_pb2_grpc.py", "compile_pb2.py",
+    "compile_pb2_grpc.py", "content.py", "fetch_chunk.py", "signing.py", "spec_pb2_grpc.py", "toolchain.py",
+    "trust.py",
 })  # fmt: skip
 _HEADER_SOURCES = ("isa.py", "seed.py")
 _FOLDERS = ("proto", "server", "passes", "kernels")
@@ -49,6 +57,7 @@ class Epoch:
     header_sources: bytes  # of these, what precompiled headers depend on; not in the key by itself
     toolchain: Toolchain
     op_modules: tuple[str, ...]
+    op_tags: tuple[str, ...]  # the same, each with the digest of its sources
 
     def key_fields(
         self, *, request_digest: bytes, namespace: str, target: str, passes: tuple[str, ...]
@@ -68,7 +77,7 @@ class Epoch:
             triton_fingerprint=self.toolchain.triton_fingerprint,
             kernel_sources=self.kernel_sources,
             worker_sources=self.worker_sources,
-            op_modules=self.op_modules,
+            op_modules=self.op_tags,
         )
 
 
@@ -96,7 +105,7 @@ class Sources:
     memo: Path
 
 
-def take_stamps(root: Path) -> Stamps:
+def take_stamps(root: Path, *, op_modules: tuple[str, ...] = ()) -> Stamps:
     """Look at every source file (200 calls of stat, 1 ms) and at the wheels. Blocking.
 
     Raises:
@@ -109,6 +118,9 @@ def take_stamps(root: Path) -> Stamps:
             for name in sorted(names):
                 if name.endswith(".py"):
                     _stamp(build if is_build and name not in _PLUMBING else own, os.path.join(place, name))
+    for module in op_modules:
+        for path in op_files(module):
+            _stamp(build, str(path))
     try:
         return Stamps(build.digest(), own.digest(), local_toolchain())
     except RuntimeError as error:
@@ -128,14 +140,18 @@ def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo:
         _remember(memo, stamps, passes)
     kernel_sources = _sources(path for path in (root / "kernels").glob("*.py"))
     worker_sources = _sources(
-        path for path in (root / "server" / "worker").glob("*.py") if path.name not in _PLUMBING
+        itertools.chain(
+            (path for path in (root / "server" / "worker").glob("*.py") if path.name not in _PLUMBING),
+            (path for path in (root / "proto").glob("*.py") if path.name not in _WIRE_ONLY),
+        )
     )
+    tags = op_tags(op_modules)
     toolchain = stamps.toolchain
     hasher = FieldDigest(_CONTEXT)
     hasher.add("schema", SCHEMA).add("passes", tuple(sorted(passes.items())))
     hasher.add("kernel_sources", kernel_sources).add("worker_sources", worker_sources)
     hasher.add("python", toolchain.python).add("torch", toolchain.torch_fingerprint)
-    hasher.add("triton", toolchain.triton_fingerprint).add("op_modules", op_modules)
+    hasher.add("triton", toolchain.triton_fingerprint).add("op_modules", tags)
     return Epoch(
         name=hasher.digest()[:8].hex(),
         passes=passes,
@@ -144,6 +160,7 @@ def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo:
         header_sources=_sources(root / "server" / "worker" / name for name in _HEADER_SOURCES),
         toolchain=toolchain,
         op_modules=op_modules,
+        op_tags=tags,
     )
 
 
@@ -156,7 +173,7 @@ def _stamp(hasher: blake3, path: str) -> None:
     hasher.update(line.encode())
 
 
-def _sources(paths: Iterator[Path]) -> bytes:
+def _sources(paths: Iterable[Path]) -> bytes:
     hasher = blake3(derive_key_context="fuse-cache 2026 sources v1")
     for path in sorted(paths):
         data = path.read_bytes()

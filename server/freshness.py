@@ -46,20 +46,16 @@ class Freshness:
 
     async def _look(self) -> None:
         try:
-            stamps = await asyncio.to_thread(take_stamps, self._root)
+            stamps = await asyncio.to_thread(take_stamps, self._root, op_modules=self.epoch.op_modules)
             if stamps != self._stamps:
                 epoch = await asyncio.to_thread(
                     take_epoch, stamps, self._root, op_modules=self.epoch.op_modules, memo=self._memo
                 )
-                build_changed = (stamps.build, stamps.toolchain) != (
-                    self._stamps.build,
-                    self._stamps.toolchain,
-                )
                 self._stamps = stamps
                 log.warning("sources changed", extra={"epoch": epoch.name, "was": self.epoch.name})
                 self.epoch = epoch
-                if build_changed:
-                    self._on_change()
+                # Whatever it was: workers load proto/ too, and one that is loaded is of the old epoch.
+                self._on_change()
         except (EpochError, OSError, ValueError) as error:
             self.problem = str(error)
         else:

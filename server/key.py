@@ -25,7 +25,7 @@ class KeyFields:
     triton_fingerprint: bytes  # empty where Triton is not installed
     kernel_sources: bytes  # our kernels, references and their registration
     worker_sources: bytes  # our own steps of a compilation: rebuild, Inductor's settings, flags, packing
-    op_modules: tuple[str, ...] = ()  # they register operators and may bring lowerings
+    op_modules: tuple[str, ...] = ()  # with their digests: they register operators, may bring lowerings
     schema: int = SCHEMA
 
     def digest(self) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 
 from fuse_cache.proto.admin_pb2 import StatsRequest
 from fuse_cache.proto.artifact_pb2 import Manifest
-from fuse_cache.server.epoch import EpochError, package_root, take_epoch, take_stamps
+from fuse_cache.server.epoch import _PLUMBING, _WIRE_ONLY, EpochError, package_root, take_epoch, take_stamps
 from tests.server.harness import CALL_S, Call, FakeDaemon, compile_piece, copy_sources, lookup, piece, until
 
 
@@ -92,6 +92,53 @@ def test_fingerprints_are_remembered_until_a_file_changes(
     os.utime(root / "passes" / "order.py")
     with pytest.raises(EpochError):
         take_epoch(take_stamps(root), root, op_modules=(), memo=memo)
+
+
+def test_an_edited_graph_reader_makes_another_key_and_loads_workers_anew(tmp_path: Path) -> None:
+    with FakeDaemon(tmp_path) as daemon:
+        stub, wanted = daemon.stub(), piece()
+        old = Manifest.FromString(compile_piece(stub, wanted).done.manifest.manifest)
+        edit(daemon.sources / "proto" / "graph_reader.py")
+        new = Manifest.FromString(compile_piece(stub, wanted).done.manifest.manifest)
+        assert new.key != old.key
+        assert daemon.log().count('"state": "ready"') == 2
+
+
+def test_what_a_worker_reaches_is_in_its_fingerprint() -> None:
+    """By the imports themselves: a file that workers use must not be taken for one of the wire's."""
+    from fuse_cache.passes.fingerprint import _Sources
+
+    sources = _Sources(package_root())
+    reached = sources.reach("fuse_cache.server.worker.compile") | sources.reach(
+        "fuse_cache.server.worker.seed"
+    )
+    for folder, left_out in (("proto", _WIRE_ONLY), ("server.worker", _PLUMBING)):
+        named = {f"fuse_cache.{folder}.{name.removesuffix('.py')}" for name in left_out}
+        told = {"fuse_cache.server.worker.checked", "fuse_cache.server.worker.protocol"}
+        assert not reached & named - told
+
+
+def test_an_edited_operator_module_makes_another_epoch_without_being_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "its_ops"
+    (package / "deep").mkdir(parents=True)
+    for path in (package / "__init__.py", package / "deep" / "__init__.py"):
+        path.write_text("raise ImportError\n")
+    (package / "deep" / "norms.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    root, modules = package_root(), ("its_ops.deep.norms",)
+
+    def taken() -> tuple[bytes, str, bytes]:
+        stamps = take_stamps(root, op_modules=modules)
+        epoch = take_epoch(stamps, root, op_modules=modules)
+        key = epoch.key_fields(request_digest=bytes(32), namespace="", target="cpu-avx2", passes=())
+        return stamps.build, epoch.name, key.digest()
+
+    before = taken()
+    assert taken() == before
+    edit(package / "deep" / "norms.py")
+    assert all(a != b for a, b in zip(before, taken(), strict=True))
 
 
 def test_operator_modules_are_part_of_the_epoch() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
 
+from fuse_cache.client.aliasing import writes_varying_aliases
 from fuse_cache.client.ambient import capture_ambient
 from fuse_cache.client.graph_calls import CallEncoder
 from fuse_cache.client.graph_values import ValueEncoder, is_wrapper_subclass, value_of
@@ -110,6 +111,8 @@ class _GraphEncoder:
         placeholders = [node for node in nodes if node.op == "placeholder"]
         constants = self._constants(nodes)
         inputs, sources = self._inputs(placeholders, list(constants.values()))
+        if writes_varying_aliases(self._gm, inputs):
+            raise UnkeyableGraph("inputs that share memory, of which one is written, with sizes that vary")
         for number, node in enumerate(placeholders):
             self._values.bind(node, number)
         numbers = {name: len(placeholders) + place for place, name in enumerate(constants)}

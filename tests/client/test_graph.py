@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 from fuse_cache.client.graph import SymbolSource, UnkeyableGraph, encode_graph
 from fuse_cache.proto.expression import evaluate
@@ -180,6 +181,41 @@ def test_bounds_and_conditions_on_sizes_travel() -> None:
     assert [guard.code for guard in graph.guards] == sorted(guard.code for guard in graph.guards)
     holds = [all(evaluate(guard, (rows, 40)) for guard in graph.guards) for rows in (8, 12, 64, 128)]
     assert holds == [True, False, True, False]
+
+
+def _add_into(x: Tensor, y: Tensor) -> Tensor:
+    x[:1].add_(1)
+    return y * 2
+
+
+def _add(x: Tensor, y: Tensor) -> Tensor:
+    return x[:1] + 1 + y.sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "shares", "varies", "keyable"),
+    [
+        (_add_into, True, True, False),
+        (_add_into, True, False, True),
+        (_add_into, False, True, True),
+        (_add, True, True, True),
+    ],
+)
+def test_a_write_to_shared_memory_of_varying_size_has_no_key(
+    function: Any, shares: bool, varies: bool, keyable: bool
+) -> None:
+    memory = torch.randn(24, 2)
+    x, y = memory[:6], memory[4:13]
+    if not shares:
+        y = y.clone()
+    if varies:
+        torch._dynamo.mark_dynamic(x, 0)
+        torch._dynamo.mark_dynamic(y, 0)
+    if keyable:
+        assert encode_call(function, x, y).encoded.data
+    else:
+        with pytest.raises(BackendCompilerFailed, match="share memory"):
+            encode_call(function, x, y)
 
 
 def test_roles_aliases_and_constants_are_told() -> None:

@@ -3,7 +3,8 @@ for outages.
 
 A client tier answers only under the epoch that is current, so a new pass or toolchain on the daemon's side
 makes every old entry a miss. The file is a hint, not a source of trust: whoever writes there can cause
-misses, and cannot make an artifact load.
+misses, and cannot make an artifact load. Since it also says which builders were recalled, a file that
+somebody else could have written is not read.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from fuse_cache.client.files import write_whole
+from fuse_cache.client.files import read_whole, write_whole
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.proto.toolchain import Toolchain
 
 FRESH_S = 300.0  # Older knowledge is asked for again; it still serves while the daemon is away.
+_MOST_BYTES = 4 << 20  # 100,000 recalled builders, 36 bytes each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +58,7 @@ class Epochs:
         """Return what was heard last, however long ago, or None."""
         if self._known is None:
             try:
-                found = json.loads(self._path.read_bytes())
+                found = json.loads(read_whole(self._path, _MOST_BYTES, others_may_write=False))
                 self._known = Known(
                     epoch=str(found["epoch"]),
                     targets=tuple(map(str, found["targets"])),

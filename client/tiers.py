@@ -18,7 +18,7 @@ from blake3 import blake3
 from google.protobuf.message import DecodeError
 
 from fuse_cache.client.errors import ArtifactRejectedError
-from fuse_cache.client.files import write_whole
+from fuse_cache.client.files import read_whole, write_whole
 from fuse_cache.client.verify import Artifact, Checker, Want
 from fuse_cache.proto.artifact_pb2 import SignedManifest
 from fuse_cache.proto.limits import CONTENT_BYTES, MANIFEST_BYTES
@@ -91,8 +91,7 @@ class DiskTier:
         """
         path = self._path(scope, want.request_digest)
         try:
-            size = path.stat().st_size
-            data = path.read_bytes() if size <= CONTENT_BYTES + MANIFEST_BYTES + _HEADER_BYTES else b""
+            data = read_whole(path, CONTENT_BYTES + MANIFEST_BYTES + _HEADER_BYTES)
         except OSError:
             return None
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fuse_cache.client.epochs import Epochs, Known
 from fuse_cache.client.errors import ArtifactRejectedError
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.tiers import DiskTier, MemoryTier
@@ -75,6 +76,34 @@ def test_a_damaged_file_is_refused_removed_and_then_a_miss(damage: str, tmp_path
         tier.get("e", want, lambda: _checker(key))
     assert not path.exists()
     assert tier.get("e", want, lambda: _checker(key)) is None
+
+
+def test_a_pipe_in_an_artifacts_place_is_refused_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    key, want, tier = SigningKey.generate(), make_want(), DiskTier(tmp_path)
+    tier.put("e", want.request_digest, _artifact(want, key))
+    (path,) = tmp_path.rglob("*.fca")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ArtifactRejectedError):
+        tier.get("e", want, lambda: _checker(key))
+    assert not path.exists()
+
+
+def test_what_others_could_have_written_of_recalls_is_not_believed(tmp_path: Path) -> None:
+    def epochs() -> Epochs:
+        return Epochs(tmp_path, CompileOptions(), local_toolchain())
+
+    before = os.umask(0)
+    try:
+        epochs().heard(Known(epoch="e", revoked=("builder",)))
+    finally:
+        os.umask(before)
+    known = epochs().last()
+    assert known is not None
+    assert known.revoked == ("builder",)
+    (path,) = (tmp_path / "epochs").iterdir()
+    path.chmod(0o646)
+    assert epochs().last() is None
 
 
 def test_a_file_signed_by_nobody_we_trust_is_refused(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     async def _end_import(self, signed: SignedManifest, verifier: ContentVerifier) -> int:
         manifest = verify(signed, self._status.trusted)
         try:
-            content = verifier.finish()
+            content = await asyncio.to_thread(verifier.finish)
         except ContentError as error:
             raise DamagedUploadError("DIGEST_MISMATCH", str(error)) from error
         published = await self._store.publish(

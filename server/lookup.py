@@ -159,11 +159,14 @@ class Lookups:
 
 async def inline_content(store: Store, found: Found, limit: int) -> bytes:
     """Return the content of a hit where it is not larger than `limit`, else nothing: it is to be fetched."""
-    if found.tier != "memory":  # Else it is at hand, and its size needs no decoding.
+    if limit <= 0:
+        return b""
+    content = store.content_at_hand(found.meta.content)
+    if content is None:
         facts = decode_facts(found.meta.facts)
         if facts is not None and facts.content_bytes > limit:
             return b""  # Not read from disk only to be thrown away.
-    content = await store.get_content(found.meta.content)
+        content = await store.get_content(found.meta.content)
     return b"" if content is None or len(content.data) > limit else content.data
 
 

@@ -6,6 +6,7 @@ once: the daemon runs nothing that it could find out by.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from fuse_cache.proto.artifact_pb2 import SignedManifest
@@ -84,7 +85,7 @@ class Reports:
             why = why or self._hearsay(item, manifest.content.digest)
             content = await self._store.get_content(manifest.content.digest)
             if content is not None:
-                verify_content(manifest.content, content.data)
+                await asyncio.to_thread(verify_content, manifest.content, content.data)
         except (SignatureError, ContentError, ValueError) as error:
             why = str(error)
         if why:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from blake3 import blake3
@@ -19,18 +21,29 @@ from fuse_cache.server.workfolder import WorkFolder
 log = logging.getLogger(__name__)
 
 _COMPLETE = "complete"
+RETRY_S = 60.0  # After a failure: it may have been the machine's, and each compilation without costs 10 s.
 
 
 class Seeds:
     """Knows the seed folder of each target, and has the missing ones made by a worker."""
 
-    def __init__(self, base: Path, work: WorkFolder, pool: WorkerPool, entry: str) -> None:
+    def __init__(
+        self,
+        base: Path,
+        work: WorkFolder,
+        pool: WorkerPool,
+        entry: str,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Keep seeds below `base`. `entry` is the `module:function` that makes one; "" turns seeds off."""
         self._base = base
         self._work = work
         self._pool = pool
         self._entry = entry
+        self._now_s = now_s
         self._tasks: dict[Path, asyncio.Task[Path | None]] = {}
+        self._failed_s: dict[Path, float] = {}  # When making one failed last.
 
     async def ready(self, epoch: Epoch, target: str) -> Path | None:
         """Return the seed folder of a target, made now if need be; None: compile without."""
@@ -38,9 +51,14 @@ class Seeds:
             return None
         parts = (epoch.toolchain.torch_fingerprint, epoch.header_sources, target.encode())
         folder = self._base / blake3(b"\0".join(parts)).hexdigest()[:16]
-        if folder not in self._tasks:
+        if folder not in self._tasks or self._is_due(folder):
             self._tasks[folder] = asyncio.create_task(self._make(folder, target))
         return await asyncio.shield(self._tasks[folder])
+
+    def _is_due(self, folder: Path) -> bool:
+        """Tell whether one that could not be made is worth another try."""
+        failed_s = self._failed_s.get(folder)
+        return failed_s is not None and self._now_s() - failed_s >= RETRY_S and self._tasks[folder].done()
 
     async def close(self) -> None:
         """Stop making."""
@@ -59,8 +77,10 @@ class Seeds:
             (folder / _COMPLETE).touch()
         except (WorkerError, OSError) as error:
             # A compilation makes its own header then: slower, not wrong.
+            self._failed_s[folder] = self._now_s()
             log.warning("no seed", extra={"target": target, "why": str(error)[:500]})
             return None
         finally:
             await self._work.remove(job_folder)
+        self._failed_s.pop(folder, None)
         return folder

@@ -91,6 +91,10 @@ class Store:
         # A reader that is cancelled leaves the read to the others.
         return await asyncio.shield(running)
 
+    def content_at_hand(self, digest: bytes) -> Found | None:
+        """Return the content if it is in the memory tier. Never blocks."""
+        return self.catalogue.get_content_fast(digest)
+
     async def publish(self, signed_manifest: bytes, key: bytes, content: bytes, meta: Meta) -> Published:
         """Store content first, manifest last (`Catalogue.publish`).
 

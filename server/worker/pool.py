@@ -24,6 +24,7 @@ from fuse_cache.server.worker.protocol import (
 
 LOG_TAIL_BYTES = 1500  # Of a dead worker's log, in the message to whoever waits.
 MAX_EVENT_BUFFER = 64 * MAX_EVENT_BYTES
+NOT_READY_S = 0.02  # Between two orders to a supervisor that has no fork server, or a full buffer.
 LOAD_PATIENCE_S = 120.0  # A fork server loads in 4 s; on a box that swaps, in 60.
 
 
@@ -106,6 +107,7 @@ class WorkerPool:
                 progress.close()
             if ended.why != "not_ready":
                 return await self._result(folder, ended, progress.stage)
+            await asyncio.sleep(NOT_READY_S)
 
     async def _run_once(self, job_id: str, folder: Path, progress: _Progress) -> Ended:
         write_fd = progress.open()

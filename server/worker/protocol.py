@@ -231,7 +231,7 @@ def decode_event(line: bytes) -> tuple[str, str]:
     """
     try:
         stage, detail = json.loads(line)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ProtocolError("not a progress line") from error
     if not isinstance(stage, str) or not isinstance(detail, str):
         raise ProtocolError("not a progress line")

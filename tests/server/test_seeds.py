@@ -1,0 +1,42 @@
+"""A seed that could not be made is tried again, and not with every compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from fuse_cache.server.epoch import package_root, take_epoch, take_stamps
+from fuse_cache.server.seeds import RETRY_S, Seeds
+from fuse_cache.server.worker.pool import WorkerDied, WorkerPool
+from fuse_cache.server.worker.protocol import Built
+from fuse_cache.server.workfolder import WorkFolder
+
+
+class _Pool:
+    def __init__(self) -> None:
+        self.runs = 0
+        self.fails = True
+
+    async def run(self, job_id: str, folder: Path, on_event: Callable[[str, str], None]) -> Built:
+        self.runs += 1
+        if self.fails:
+            raise WorkerDied("it was killed")
+        return Built(content=b"seed")
+
+
+async def test_a_seed_that_failed_is_made_later(tmp_path: Path) -> None:
+    clock = [100.0]
+    pool, work = _Pool(), WorkFolder(tmp_path / "work")
+    seeds = Seeds(tmp_path / "seeds", work, cast(WorkerPool, pool), "entry", now_s=lambda: clock[0])
+    epoch = take_epoch(take_stamps(package_root()), package_root(), op_modules=())
+    assert await seeds.ready(epoch, "cpu-avx2") is None
+    pool.fails = False
+    assert await seeds.ready(epoch, "cpu-avx2") is None
+    assert pool.runs == 1
+    clock[0] += RETRY_S
+    folder = await seeds.ready(epoch, "cpu-avx2")
+    assert folder is not None
+    assert folder.is_dir()
+    assert await seeds.ready(epoch, "cpu-avx2") == folder
+    assert pool.runs == 2

@@ -78,6 +78,7 @@ def test_optional_arguments_and_renamed_weights_work_in_both_orders_from_one_sto
     assert [graph["source"] for graph in second["graphs"]] == ["daemon", "daemon", "memory", "memory"]
 
 
+@pytest.mark.slow  # test_models.py has the quick ones
 def test_a_tiny_llama_with_dynamic_batch_and_sequence_goes_the_whole_way(
     daemon: Daemon, tmp_path: Path
 ) -> None:

@@ -81,13 +81,14 @@ class Daemon:
         import urllib.request
 
         assert self.process is not None
+        page = f"http://127.0.0.1:{self.http_port}/readyz?compile"
         end = time.monotonic() + READY_S
         while time.monotonic() < end:
             if self.process.poll() is not None:
                 break
             with (
                 contextlib.suppress(OSError, urllib.error.URLError),
-                urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/readyz?compile", timeout=2) as answer,
+                urllib.request.urlopen(page, timeout=2) as answer,
             ):
                 if answer.status == 200:
                     return

@@ -20,7 +20,8 @@ from typing import Any
 from fuse_cache.client.breaker import Breaker
 from fuse_cache.client.errors import DaemonUnavailableError, OptionError
 from fuse_cache.client.forksafe import SURVIVES_FORK, grpc
-from fuse_cache.client.options import CompileOptions, Tls
+from fuse_cache.client.option_checks import Tls
+from fuse_cache.client.options import CompileOptions
 from fuse_cache.proto import compile_pb2, compile_pb2_grpc
 
 # Inline content is 1 MiB at most for each of up to 1,024 lookup items; a manifest of a 64 MiB artifact is

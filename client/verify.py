@@ -6,6 +6,7 @@ A validly signed artifact under another's key must be refused: whoever can write
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fuse_cache.client.errors import ArtifactRejectedError
@@ -129,11 +130,9 @@ def trusted_keys(options: CompileOptions) -> frozenset[bytes]:
     """Return the public keys that a client trusts: those of its options, and of this uid's trust folder if it
     has one."""
     keys = set(options.trusted_keys)
-    try:
+    # None there, or somebody else could have written to it: no source of trust, and `doctor` says why.
+    with suppress(TrustError):
         keys.update(open_trust_folder(create=False).trusted_keys())
-    except TrustError:
-        # None there, or somebody else could have written to it: no source of trust, and `doctor` says why.
-        pass
     return frozenset(keys)
 
 

@@ -17,6 +17,11 @@ class DaemonUnavailableError(FuseCacheError):
     """No daemon could be asked, or it stopped answering: compile locally."""
 
 
+class DaemonTooLateError(DaemonUnavailableError):
+    """The daemon fell silent within a call, or used up all the time it was given: waiting on would break the
+    bound."""
+
+
 class DaemonRefusedError(FuseCacheError):
     """The daemon answered, and said no. Asking again gives the same answer: compile locally.
 

@@ -10,7 +10,12 @@ from collections.abc import Iterable
 
 from google.protobuf.message import DecodeError
 
-from fuse_cache.client.errors import ArtifactRejectedError, DaemonRefusedError, DaemonUnavailableError
+from fuse_cache.client.errors import (
+    ArtifactRejectedError,
+    DaemonRefusedError,
+    DaemonTooLateError,
+    DaemonUnavailableError,
+)
 from fuse_cache.client.reporter import Reporter
 from fuse_cache.client.transport import Transport
 from fuse_cache.client.verify import Artifact, Checker, Want
@@ -99,6 +104,8 @@ class Remote:
                         offset = verifier.offset
                     if not verifier.complete:
                         raise DaemonUnavailableError("the content ended early")
+                except DaemonTooLateError:
+                    raise
                 except DaemonUnavailableError:
                     cuts += 1
                     if cuts > 1:
@@ -111,7 +118,7 @@ class Remote:
         """Have the daemon compile, or join the compilation that runs; also return whether it was stored
         already.
 
-        After a cut it re-attaches once.
+        After a cut it re-attaches once. All of it takes `compile_timeout_s` at most.
 
         Raises:
             DaemonUnavailableError, DaemonRefusedError
@@ -129,17 +136,25 @@ class Remote:
             inline_limit_bytes=INLINE_BYTES,
         )
         progress = _Progress(options.queue_bound_s, self._own)
+        ends_s = time.monotonic() + options.compile_timeout_s
+
+        def ask() -> wire.Done | None:
+            left_s = ends_s - time.monotonic()
+            return progress.follow(self._transport.compile(start, want.graph, CHUNK_BYTES, left_s))
+
         try:
-            done = progress.follow(self._transport.compile(start, want.graph, CHUNK_BYTES))
+            done = ask()
+        except DaemonTooLateError:
+            raise
         except DaemonUnavailableError:
             done = None
             if progress.key:
                 again = wire.WaitRequest(
                     namespace=self._namespace, key=progress.key, inline_limit_bytes=INLINE_BYTES
                 )
-                done = progress.follow(self._transport.wait(again))
+                done = progress.follow(self._transport.wait(again, ends_s - time.monotonic()))
             if done is None:
-                done = progress.follow(self._transport.compile(start, want.graph, CHUNK_BYTES))
+                done = ask()
         if done is None:
             raise DaemonUnavailableError("the daemon ended a compilation without an answer")
         artifact = self.take(want, done.manifest, done.inline_content)

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from fuse_cache.client.channel import Endpoint
-from fuse_cache.client.errors import DaemonRefusedError, DaemonUnavailableError
+from fuse_cache.client.errors import DaemonRefusedError, DaemonTooLateError, DaemonUnavailableError
 from fuse_cache.client.forksafe import grpc
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.watchdog import Watch, watchdog
@@ -74,7 +74,7 @@ class Transport:
         The caller resumes at another offset if it likes.
 
         Raises:
-            DaemonUnavailableError: also when no byte came for `silence_bound_s`.
+            DaemonUnavailableError: DaemonTooLateError when no byte came for `silence_bound_s`.
             DaemonRefusedError
         """
         endpoint = self._choose()
@@ -85,34 +85,33 @@ class Transport:
         ) as stream:
             yield from stream
 
-    def wait(self, request: wire.WaitRequest) -> Iterator[wire.CompileEvent]:
+    def wait(self, request: wire.WaitRequest, timeout_s: float) -> Iterator[wire.CompileEvent]:
         """Re-attach to a compilation; as `compile` otherwise."""
         endpoint = self._choose()
-        timeout = self.options.compile_timeout_s
         with self._watched(
             endpoint,
-            lambda: endpoint.stub().Wait(request, timeout=timeout, metadata=self._metadata()),
+            lambda: endpoint.stub().Wait(request, timeout=timeout_s, metadata=self._metadata()),
             self.options.silence_bound_s,
         ) as stream:
             yield from stream
 
     def compile(
-        self, start: wire.CompileStart, graph: bytes, chunk_bytes: int
+        self, start: wire.CompileStart, graph: bytes, chunk_bytes: int, timeout_s: float
     ) -> Iterator[wire.CompileEvent]:
         """Compile one piece, or join the compilation that runs for it: yields the daemon's events,
         `need_graph` left out.
 
         Raises:
-            DaemonUnavailableError: also when no event came for `silence_bound_s`.
+            DaemonUnavailableError: DaemonTooLateError when no event came for `silence_bound_s`, or no result
+                within `timeout_s`.
             DaemonRefusedError
         """
         endpoint = self._choose()
         upload = _Upload(start, graph, chunk_bytes)
-        timeout = self.options.compile_timeout_s
         try:
             with self._watched(
                 endpoint,
-                lambda: endpoint.stub().Compile(iter(upload), timeout=timeout, metadata=self._metadata()),
+                lambda: endpoint.stub().Compile(iter(upload), timeout=timeout_s, metadata=self._metadata()),
                 self.options.silence_bound_s,
             ) as stream:
                 for event in stream:
@@ -234,11 +233,11 @@ class _Watched:
                 yield message
                 watch.fed()  # The consumer's time is not the daemon's.
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:  # It talked all the time: no outage.
+                raise DaemonTooLateError(f"{self._endpoint.address}: no result in time") from error
             failure = self._transport._translate(self._endpoint, error)
             if watch.silent:
-                failure = DaemonUnavailableError(
-                    f"{self._endpoint.address}: silent for {self._silence_s:g} s"
-                )
+                failure = DaemonTooLateError(f"{self._endpoint.address}: silent for {self._silence_s:g} s")
             raise failure from error
         self._endpoint.breaker.succeeded()
 

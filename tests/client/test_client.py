@@ -10,6 +10,7 @@ import pytest
 
 from fuse_cache.client import channel
 from fuse_cache.client.errors import ArtifactRejectedError, DaemonRefusedError, DaemonUnavailableError
+from fuse_cache.client.options import CompileOptions
 from fuse_cache.proto import compile_pb2 as wire
 from fuse_cache.proto.request import Range
 from fuse_cache.proto.signing import SigningKey
@@ -247,6 +248,27 @@ def test_a_cut_compilation_is_attached_to_again(
     (answer,) = make_client(endpoint).obtain([make_want()])
     assert answer.source == "compiled"
     assert daemon.calls["Wait"] == 1
+
+
+def test_a_compilation_that_falls_silent_is_left_and_not_asked_for_again(
+    daemon: FakeDaemon, endpoint: str, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CompileOptions, "silence_bound_s", 0.3)
+    daemon.script = "compiling:1 silent"
+    (answer,) = make_client(endpoint).obtain([make_want()])
+    assert "silent for 0.3 s" in str(answer.error)
+    assert (daemon.calls["Compile"], daemon.calls["Wait"]) == (1, 0)
+
+
+def test_a_compilation_gets_compile_timeout_s_once_and_is_no_outage_after_that(
+    daemon: FakeDaemon, endpoint: str, make_client: MakeClient
+) -> None:
+    daemon.script = "compiling:200 done"
+    client = make_client(endpoint, compile_timeout_s=0.4)
+    (answer,) = client.obtain([make_want()])
+    assert "no result in time" in str(answer.error)
+    assert (daemon.calls["Compile"], daemon.calls["Wait"]) == (1, 0)
+    assert client.transport.endpoints[0].breaker._failures == 0
 
 
 def test_a_used_artifact_is_reported_in_the_background(

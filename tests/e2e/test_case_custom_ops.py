@@ -109,6 +109,7 @@ def _check_second(found: dict[str, dict[str, Any]]) -> None:
     assert found["double"]["dtype"] == "torch.bfloat16"
 
 
+@pytest.mark.slow
 def test_a_corrected_operator_gets_no_old_code_whatever_the_daemon_has(
     tmp_path: Path, trust_dir: Path
 ) -> None:

@@ -134,6 +134,7 @@ def test_each_switch_that_can_change_the_code_makes_a_request_of_its_own() -> No
             CompileOptions.from_mapping({"inductor": {refused: True}})
 
 
+@pytest.mark.slow
 def test_the_daemons_own_environment_does_not_reach_what_it_builds(
     shared_daemon: Daemon, make_client: MakeClient, tmp_path: Path, trust_dir: Path
 ) -> None:

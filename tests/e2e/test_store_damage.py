@@ -85,22 +85,22 @@ def test_signed_entries_swapped_in_the_daemons_store_are_refused_and_recompiled(
 def test_signed_entries_swapped_in_a_hosts_own_disk_tier_are_refused(
     daemon: Daemon, make_client: MakeClient, tmp_path: Path
 ) -> None:
-    _obtain(daemon, make_client, "own", "own-tier")
+    _obtain(daemon, make_client, "own", "swapped")
     first, second = sorted((tmp_path / "own").rglob("*.fca"))
     contents = first.read_bytes(), second.read_bytes()
     first.write_bytes(contents[1])
     second.write_bytes(contents[0])
-    answers = _obtain(daemon, make_client, "own", "own-tier")
+    answers = _obtain(daemon, make_client, "own", "swapped")
     assert [answer.source for answer in answers] == ["daemon", "daemon"]
     assert [[error.verdict for error in answer.rejected] for answer in answers] == [["WRONG_MANIFEST"]] * 2
-    healed = _obtain(daemon, make_client, "own", "own-tier")
+    healed = _obtain(daemon, make_client, "own", "swapped")
     assert [answer.source for answer in healed] == ["disk", "disk"]
 
 
 def test_corrupted_and_truncated_artifacts_are_misses_counted_and_recompiled(
     daemon: Daemon, make_client: MakeClient
 ) -> None:
-    before = _obtain(daemon, make_client, "before", "damaged")
+    before = _obtain(daemon, make_client, "before", "swapped")
     digests = [a.artifact.manifest.content.digest for a in before if a.artifact is not None]
     daemon.stop()
     flipped, cut = (_file(daemon, Space.CONTENT, digest) for digest in digests)
@@ -110,10 +110,10 @@ def test_corrupted_and_truncated_artifacts_are_misses_counted_and_recompiled(
     with cut.open("r+b") as file:
         file.truncate(cut.stat().st_size // 2)
     daemon.start()
-    after = _obtain(daemon, make_client, "after", "damaged")
+    after = _obtain(daemon, make_client, "after", "swapped")
     assert [answer.source for answer in after] == ["compiled", "compiled"]
     assert _corrupt(daemon) == 2
-    later = _obtain(daemon, make_client, "later", "damaged")
+    later = _obtain(daemon, make_client, "later", "swapped")
     assert [answer.source for answer in later] == ["daemon", "daemon"]
 
 
@@ -131,14 +131,15 @@ def _mounted(path: Path, *arguments: str) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
+@pytest.mark.slow
 def test_a_read_only_store_serves_hits_and_compiles_misses(daemon: Daemon, make_client: MakeClient) -> None:
-    _obtain(daemon, make_client, "before", "read-only")
+    _obtain(daemon, make_client, "before", "swapped")
     daemon.stop()
     entries = sorted(path for path in daemon.store.rglob("*") if path.parent.parent.name == "manifest")
     with _mounted(daemon.store, "--bind", str(daemon.store)):
         subprocess.run(["mount", "-o", "remount,bind,ro", str(daemon.store)], check=True)
         daemon.start()
-        hits = _obtain(daemon, make_client, "hits", "read-only")
+        hits = _obtain(daemon, make_client, "hits", "swapped")
         assert [answer.source for answer in hits] == ["daemon", "daemon"]
         misses = _obtain(daemon, make_client, "misses", "read-only-new")
         assert [answer.source for answer in misses] == ["compiled", "compiled"]
@@ -148,6 +149,7 @@ def test_a_read_only_store_serves_hits_and_compiles_misses(daemon: Daemon, make_
     daemon.start()
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_the_write_and_not_the_answer(
     make_client: MakeClient, tmp_path: Path, trust_dir: Path
 ) -> None:

@@ -229,7 +229,11 @@ def _keep(node: FxNode, value: Any, level: Level) -> None:
 
 
 class _Propagator(torch.fx.Interpreter):
-    """Computes the fake value of every node, and compares those of custom operators with the client's."""
+    """Computes the fake value of every node.
+
+    Those of custom operators and of outputs are compared with the client's: state of the host that this
+    process did not take over (an autocast, a default) shows there.
+    """
 
     def __init__(self, gm: GraphModule, graph: Graph, sizes: Sizes) -> None:
         super().__init__(gm)
@@ -238,6 +242,7 @@ class _Propagator(torch.fx.Interpreter):
         self._custom = {schema.name for schema in graph.op_schemas}
         calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
         self._sent = dict(zip(calls, graph.nodes, strict=True))
+        self._returned = frozenset(gm.graph.output_node().all_input_nodes)
 
     def run_node(self, n: FxNode) -> Any:
         sent = self._sent.get(n)
@@ -253,12 +258,14 @@ class _Propagator(torch.fx.Interpreter):
         if sent is not None:
             if _is_value(value):
                 _keep(n, value, self._level)
-            if sent.target in self._custom:
+            is_custom = sent.target in self._custom
+            if is_custom or n in self._returned:
                 difference = meta_difference(value, sent.meta, self._hints)
+                message = f"{sent.target} returns something else here: {difference}"
+                if difference and is_custom:
+                    raise SchemaMismatch(sent.target, f"operator {message}")
                 if difference:
-                    raise SchemaMismatch(
-                        sent.target, f"operator {sent.target} returns something else here: {difference}"
-                    )
+                    raise BuildFailed("COMPILE_FAILED", message, stage=_STAGE)
         return value
 
 

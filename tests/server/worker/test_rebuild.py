@@ -289,6 +289,14 @@ def test_a_call_that_torch_refuses_is_named() -> None:
         rebuild(broken, Range())
 
 
+def test_an_output_that_the_host_saw_otherwise_is_named() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # what a worker without the host's state would not know
+        made = encode_call(lambda x, w: x @ w, torch.randn(2, 3), torch.randn(3, 4))
+        assert _rebuilt(made).gm is not None
+    with pytest.raises(BuildFailed, match=r"operator\.matmul .* dtype torch\.float32, sent torch\.bfloat16"):
+        _rebuilt(made)
+
+
 def _with_guards(count: int, *guards: Any) -> Graph:
     return Graph(
         level=Level.DYNAMO, symbols=(Symbol(0, None),) * count,

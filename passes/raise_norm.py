@@ -73,11 +73,13 @@ def recognise(rsqrt: fx.Node) -> Norm | Miss | None:
     wide = _squared(squares)
     if wide is None:
         return None
-    if eps is None:
+    if eps is None or shifted.kwargs:  # Such as alpha, by which eps is multiplied.
         return Miss(Reason.OTHER_SPELLING, "eps is not a constant")
     value = tensor(wide)
-    if value is None or value.dtype != torch.float32:
-        return Miss(Reason.DTYPE, f"the variance is computed in {dtype(wide)}, not in float32")
+    # The mean may name a dtype of its own.
+    computed = next((kind for kind in (dtype(wide), dtype(rsqrt)) if kind != torch.float32), None)
+    if value is None or computed is not None:
+        return Miss(Reason.DTYPE, f"the variance is computed in {computed}, not in float32")
     dims = mean.args[1]
     keepdim = len(mean.args) > 2 and mean.args[2] is True
     if dims not in ([-1], [value.dim() - 1]) or not keepdim:

@@ -96,6 +96,18 @@ def eps_is_a_tensor(x: Tensor, weight: Tensor) -> Tensor:
     return weight * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + weight[0].float())).to(x.dtype)
 
 
+def eps_is_scaled(x: Tensor, weight: Tensor) -> Tensor:
+    h = x.float()
+    variance = torch.add(h.pow(2).mean(-1, keepdim=True), 0.5, alpha=2)
+    return weight * (h * torch.rsqrt(variance)).to(x.dtype)
+
+
+def double_mean(x: Tensor, weight: Tensor) -> Tensor:
+    h = x.float()
+    variance = h.pow(2).mean(-1, keepdim=True, dtype=torch.float64)
+    return weight * (h * torch.rsqrt(variance + 1e-6)).to(x.dtype)
+
+
 def other_factor(x: Tensor, weight: Tensor) -> Tensor:
     h = x.float()
     return (h + 1.0) * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
@@ -113,6 +125,8 @@ def narrow_variance(x: Tensor, weight: Tensor) -> Tensor:
         (variance_is_returned, Reason.EXTRA_USER),
         (root_is_returned, Reason.EXTRA_USER),
         (eps_is_a_tensor, Reason.OTHER_SPELLING),
+        (eps_is_scaled, Reason.OTHER_SPELLING),
+        (double_mean, Reason.DTYPE),
         (other_factor, Reason.OTHER_SPELLING),
         (narrow_variance, Reason.DTYPE),
     ],

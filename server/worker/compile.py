@@ -90,7 +90,10 @@ def _refuse_unfit(graph: Graph, request: RequestFields) -> None:
     if not graph.nodes:
         raise NotCacheable("the graph computes nothing", stage="rebuild")
     trains = any(isinstance(item.meta, TensorMeta) and item.meta.requires_grad for item in graph.inputs)
-    if trains and not request.ambient.inference_mode:
+    asked = request.ambient.grad_mode or any(
+        node.target == "torch._C._set_grad_enabled" and node.args == (True,) for node in graph.nodes
+    )
+    if trains and asked and not request.ambient.inference_mode:
         raise NotCacheable("gradients are on: artifacts are for inference (torch.no_grad)", stage="rebuild")
 
 

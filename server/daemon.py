@@ -229,13 +229,14 @@ class Daemon:
         return self._compiler.busy
 
     async def _prepare(self) -> None:
-        """Have a validator, and the seed of the first target, before anybody asks."""
+        """Have a validator, and the seed of the first target, before anybody asks. Then tidy up."""
         try:
             await self._checker.start()
         except UnavailableError as error:
             log.error("no validator", extra={"why": error.message})  # Tried again with the first graph.
         if self._config.target:
             await self._seeds.ready(self.freshness.epoch, self._config.target[0])
+        await asyncio.to_thread(self._work.sweep)
 
     async def _watch_store(self) -> None:
         while True:

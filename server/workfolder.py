@@ -20,7 +20,7 @@ _LOCK = "lock"
 class WorkFolder:
     """The daemon's private scratch folder.
 
-    One of its own per daemon; those of dead daemons are swept away at start.
+    One of its own per daemon; `sweep` removes those of dead daemons.
     """
 
     def __init__(self, base: Path) -> None:
@@ -34,18 +34,20 @@ class WorkFolder:
         if info.st_uid != os.getuid() or base.is_symlink():
             raise PermissionError(f"{base} belongs to another user; set work_dir to a folder of your own")
         self.base = base
-        self._sweep()
-        self.path = Path(tempfile.mkdtemp(prefix="daemon-", dir=base))
-        self._lock_fd = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        made = Path(tempfile.mkdtemp(prefix="new-", dir=base))
+        self._lock_fd = os.open(made / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+        # Under the name that another daemon's sweep looks for only once it is locked.
+        self.path = made.rename(made.with_name(made.name.replace("new-", "daemon-", 1)))
         self._spooled_bytes = 0
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
+        """Remove what dead daemons left. Blocking: it may be a gigabyte."""
         for folder in self.base.glob("daemon-*"):
             try:
                 fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)
             except OSError:
-                continue  # Being made just now, or not ours.
+                continue  # Not ours, or gone.
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)

@@ -203,8 +203,9 @@ def test_nothing_is_left_of_a_daemon_that_is_gone(tmp_path: Path, signal_number:
     call.next_of("need_graph")
     call.send_graph(wanted.graph)
     until(lambda: children_of_fakes(daemon))
+    # Supervisor, fork server, validator, worker, its children.
+    until(lambda: len(below(daemon.process.pid)) >= 6)
     processes = below(daemon.process.pid)
-    assert len(processes) >= 6  # supervisor, fork server, validator, worker, its children
     daemon.stop(signal_number)
     until(lambda: not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE])
     # The next daemon takes over the socket and sweeps the scratch folder of the dead one.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 
 from fuse_cache.server.worker.protocol import BuildFailed
@@ -47,6 +49,9 @@ def translate(error: BaseException, stage: str) -> BuildFailed:
         if isinstance(cause, OSError):
             message = f"{cause.strerror or cause}: {cause.filename or ''}".rstrip(": ")
             return CompilerRaised(message, stage=stage, deterministic=False)
+        if name == "CppCompileError" and os.strerror(errno.ENOSPC) in str(cause):
+            # The C++ compiler met the full disk, and its words are all that is left of it.
+            return CompilerRaised(os.strerror(errno.ENOSPC), stage=stage, deterministic=False)
     return CompilerRaised(f"{type(error).__name__}: {error}", stage=stage)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import sympy
+from torch._inductor.exc import CppCompileError
 from torch.utils._sympy import functions
 from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
 
@@ -156,6 +157,9 @@ def test_causes_decide_what_the_client_is_told() -> None:
     assert translate(Wrapped(BypassSomething("closure")), "inductor").reason == "NOT_CACHEABLE"
     assert translate(Wrapped(MemoryError()), "inductor").reason == "OUT_OF_MEMORY"
     assert not translate(FileNotFoundError(2, "No such file", "g++"), "inductor").deterministic
+    full = CppCompileError(["g++"], "k.cpp: fatal error: error writing to k.s: No space left on device")
+    assert not translate(Wrapped(full), "inductor").deterministic
+    assert translate(CppCompileError(["g++"], "k.cpp:1:2: error: expected ';'"), "inductor").deterministic
     inner = NotCacheable("because")
     assert translate(Wrapped(inner), "inductor") is inner
     plain = translate(ValueError("bad"), "inductor")

@@ -29,8 +29,9 @@ from fuse_cache.proto.container import pack, unpack
 from fuse_cache.proto.content import describe_content
 from fuse_cache.proto.limits import CHUNK_BYTES
 from fuse_cache.proto.trust import open_trust_folder
-from tests.daemon import Daemon
+from tests.daemon import Daemon, running_daemon
 from tests.e2e.conftest import MakeClient
+from tests.e2e.mount import mounted
 from tests.e2e.small import silu_graph
 from tests.server.harness import CALL_S, until
 
@@ -99,6 +100,37 @@ def test_a_killed_compilation_leaves_nothing_and_the_next_request_compiles(
 @pytest.mark.timeout(600)
 def test_ten_compilations_killed_at_random_points(shared_daemon: Daemon, make_client: MakeClient) -> None:
     _killed_again_and_again(shared_daemon, make_client, 10, "ten", random.Random(2))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_disk_that_is_full_while_compiling_is_no_reason_to_refuse_once_it_has_room(
+    make_client: MakeClient, tmp_path: Path, trust_dir: Path
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    env = {"FUSE_CACHE_TRUST_DIR": str(trust_dir), "FUSE_CACHE_WORK_DIR": str(work)}
+    graph = silu_graph(1)
+    with (
+        mounted(work, "-t", "tmpfs", "-o", "size=1g,mode=700", "tmpfs"),
+        running_daemon(tmp_path / "daemon", "--workers", "1", env=env) as daemon,
+    ):
+        (first,) = make_client(daemon, namespace="room").obtain([graph.want()])  # Waits for the seed.
+        assert first.artifact is not None, first.error
+        told = ""
+        for left_bytes in (0, 32 * 1024, 128 * 1024):  # Each runs full somewhere else.
+            ballast = work / "ballast"
+            free = os.statvfs(work)
+            with ballast.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, max(1, free.f_bavail * free.f_frsize - left_bytes))
+            client = make_client(daemon, host=f"full-{left_bytes}", namespace=f"full-{left_bytes}")
+            (failed,) = client.obtain([graph.want()])
+            told += str(failed.error or "")
+            ballast.unlink()
+            (again,) = client.obtain([graph.want()])
+            assert again.artifact is not None, f"{left_bytes}: {again.error}"
+            assert graph.difference(again.artifact) <= 1e-5
+        assert "No space left on device" in told, "no compilation met the full disk: the test proves nothing"
 
 
 def _plant(daemon: Daemon, trust_dir: Path, key: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from fuse_cache.server.cache.entry_file import encode_header, read_entry
 from fuse_cache.server.cache.tier import Space
 from tests.daemon import Daemon, running_daemon
 from tests.e2e.conftest import MakeClient
+from tests.e2e.mount import mounted
 from tests.e2e.small import silu_graph
 
 NUMBERS = (1, 2)
@@ -117,26 +116,12 @@ def test_corrupted_and_truncated_artifacts_are_misses_counted_and_recompiled(
     assert [answer.source for answer in later] == ["daemon", "daemon"]
 
 
-@contextlib.contextmanager
-def _mounted(path: Path, *arguments: str) -> Iterator[None]:
-    """Mount something for a block; skip the test where that is not allowed."""
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("mounting a file system needs root")
-    done = subprocess.run(["mount", *arguments, str(path)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"this machine does not let us mount: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
-
-
 @pytest.mark.slow
 def test_a_read_only_store_serves_hits_and_compiles_misses(daemon: Daemon, make_client: MakeClient) -> None:
     _obtain(daemon, make_client, "before", "swapped")
     daemon.stop()
     entries = sorted(path for path in daemon.store.rglob("*") if path.parent.parent.name == "manifest")
-    with _mounted(daemon.store, "--bind", str(daemon.store)):
+    with mounted(daemon.store, "--bind", str(daemon.store)):
         subprocess.run(["mount", "-o", "remount,bind,ro", str(daemon.store)], check=True)
         daemon.start()
         hits = _obtain(daemon, make_client, "hits", "swapped")
@@ -155,7 +140,7 @@ def test_a_full_disk_costs_the_write_and_not_the_answer(
 ) -> None:
     store = tmp_path / "full" / "store"
     store.mkdir(parents=True)
-    with _mounted(store, "-t", "tmpfs", "-o", "size=256k", "tmpfs"):
+    with mounted(store, "-t", "tmpfs", "-o", "size=256k", "tmpfs"):
         (store / "ballast").write_bytes(bytes(200 * 1024))
         env = {"FUSE_CACHE_TRUST_DIR": str(trust_dir)}
         with running_daemon(tmp_path / "full", "--workers", "2", env=env) as full:

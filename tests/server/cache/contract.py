@@ -124,7 +124,7 @@ class TierContract:
         assert not list(tier.iterate(Space.MANIFEST))
 
     def test_a_reader_sees_nothing_or_one_writers_whole_entry(self, tier: Tier) -> None:
-        """Manifests of one key by four writers, each self-consistent: bytes and meta must be of the same put."""
+        """Four writers put manifests of one key: bytes and meta must be of the same put."""
         contents = [artifact(number, size_bytes=100) for number in range(4)]
         versions = [artifact(99, content=one.content) for one in contents]
         for one in contents:

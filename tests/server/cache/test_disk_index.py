@@ -68,7 +68,7 @@ def assert_whole(root: Path, made: list[Artifact]) -> int:
 
 
 def flips(store: Path, made: list[Artifact], count: int) -> int:
-    """Flip one bit at `count` places, each in a fresh copy of the database; return how many led to a rebuild."""
+    """Flip one bit at `count` places, each in a fresh database; return how many led to a rebuild."""
     good = (store / "cache.db").read_bytes()
     chance = random.Random(5)
     rebuilt = 0

@@ -27,6 +27,8 @@ __all__ = ["Toolchain", "ToolchainError", "installed_toolchain", "local_toolchai
 _CONTEXT: Final = "fuse-cache wheel fingerprint v1"
 # Read as it lies on the disk, beside RECORD: an edit or a half-done upgrade of these shows at once.
 _VERSION_FILES: Final = {"torch": "torch/version.py", "triton": "triton/__init__.py"}
+# Not the distribution's: the CUDA wheel of PyPI is "2.11.0" to pip and "2.11.0+cu130" to itself.
+_VERSION: Final = re.compile(r"^__version__[^=\n]*=\s*['\"]([^'\"\n]+)['\"]", re.MULTILINE)
 _CUDA: Final = re.compile(r"^cuda[^=\n]*=\s*['\"]([0-9.]+)['\"]", re.MULTILINE)
 _INSTALLER_NOTES: Final = re.compile(r"[^/]+\.dist-info/(?!METADATA$).*")
 
@@ -173,9 +175,14 @@ def _read_wheel(
     hasher = blake3(derive_key_context=_CONTEXT)
     hasher.update("\n".join(rows).encode())
     hasher.update(b"\0" + version_source)
-    version = importlib.metadata.PathDistribution(record.parent).version
-    cuda = _CUDA.search(version_source.decode("utf-8", "replace")) if name == "torch" else None
-    return version, hasher.digest(), cuda.group(1) if cuda else ""
+    text = version_source.decode("utf-8", "replace")
+    version = _VERSION.search(text)
+    cuda = _CUDA.search(text) if name == "torch" else None
+    return (
+        version.group(1) if version else importlib.metadata.PathDistribution(record.parent).version,
+        hasher.digest(),
+        cuda.group(1) if cuda else "",
+    )
 
 
 def _counts(row: str) -> bool:

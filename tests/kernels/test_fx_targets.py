@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 
 import pytest
 import torch
@@ -18,9 +19,20 @@ from fuse_cache.kernels.fx_targets import (
 )
 from fuse_cache.proto import targets
 
+# The table is torch 2.13's: what came after 2.11 is refused there by name.
+NEWER_THAN_2_11 = {
+    "torch.nn.functional.linear_cross_entropy",
+    "torch.distributed._functional_collectives.all_gather_single_autograd",
+}
+
 
 def test_every_name_of_the_table_is_a_callable_whose_name_resolves_to_it() -> None:
+    missing = NEWER_THAN_2_11 if torch.__version__ < "2.12" else set()
     for name in targets.TARGETS:
+        if name in missing:
+            with pytest.raises(UnknownTarget, match=f"torch {re.escape(torch.__version__)} has no {name}"):
+                resolve(name)
+            continue
         function = resolve(name)
         known = name_of(function)
         assert known is not None

@@ -98,6 +98,16 @@ def test_the_cuda_version_is_known_without_importing_torch(tmp_path: Path) -> No
     assert install(tmp_path / "b", version="2.13.0+cu130", cuda="'13.0'").cuda == "13.0"
 
 
+def test_the_version_is_what_torch_says_of_itself_whatever_pip_calls_the_wheel(tmp_path: Path) -> None:
+    install(tmp_path, version="2.11.0", triton="3.6.0")
+    version_file = tmp_path / "torch" / "version.py"
+    version_file.write_text("__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\n")
+    found = installed_toolchain((str(tmp_path),))
+    assert (found.torch, found.triton, found.cuda) == ("2.11.0+cu130", "3.6.0", "13.0")
+    version_file.write_text("")
+    assert installed_toolchain((str(tmp_path),)).torch == "2.11.0"
+
+
 def test_torch_that_is_missing_or_not_from_a_wheel_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match="not installed"):
         installed_toolchain((str(tmp_path),))

@@ -12,7 +12,7 @@ from fuse_cache.proto.content import ContentError, ContentVerifier
 from fuse_cache.proto.limits import CHUNK_BYTES
 from fuse_cache.proto.signing import SignatureError, verify
 from fuse_cache.server.admission import check_namespace
-from fuse_cache.server.cache.catalogue import EntryInfo
+from fuse_cache.server.cache.answers import EntryInfo
 from fuse_cache.server.cache.facts import describe
 from fuse_cache.server.cache.store import Store
 from fuse_cache.server.cache.tier import TierError
@@ -25,6 +25,7 @@ from fuse_cache.server.errors import (
     UnavailableError,
 )
 from fuse_cache.server.metrics import Metrics, value
+from fuse_cache.server.pace import Pace
 from fuse_cache.server.reports import Reports
 from fuse_cache.server.rpc import Context, fails_with_status
 from fuse_cache.server.status import Status
@@ -33,6 +34,7 @@ MIN_PREFIX_DIGITS = 8
 MAX_IMPORT_BYTES = (
     256 << 20
 )  # Held in memory while it is checked; larger artifacts are copied with their store.
+IMPORT_PATIENCE_S = 10.0  # For the next message: others wait for their turn to import.
 
 
 class AdminService(admin_pb2_grpc.AdminServicer):
@@ -72,7 +74,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
             bytes=store.size_bytes,
             evictions=store.evictions,
             compile_seconds_spent=value(metrics.seconds_spent),
-            compile_seconds_saved=metrics.hot.seconds_saved,
+            compile_seconds_saved=max(0.0, metrics.hot.seconds_saved - metrics.hot.seconds_rejected),
             status=status.name(),
             epoch=epoch.name,
             targets=status.targets,
@@ -127,10 +129,13 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self, requests: AsyncIterator[admin_pb2.ImportRequest], context: Context
     ) -> admin_pb2.ImportResponse:
         response = admin_pb2.ImportResponse()
+        requests = aiter(requests)
         async with self._importing:
             signed: SignedManifest | None = None
             verifier: ContentVerifier | None = None
-            async for message in requests:
+            pace = Pace(patience_s=IMPORT_PATIENCE_S)
+            while (message := await pace.wait(anext(requests, None))) is not None:
+                pace.received(message.ByteSize())
                 if message.WhichOneof("message") == "manifest":
                     if signed is not None:
                         raise DamagedUploadError("DIGEST_MISMATCH", "a manifest before the end of a content")

@@ -95,6 +95,9 @@ class Compiler:
 
     def take(self, job: Job, upload: Upload, order: Order) -> None:
         """Take over a job whose graph has come whole. From here on it depends on no caller."""
+        if self._draining:  # Its call began before; who waits is told now, and the upload is thrown away.
+            self._end(job, _DRAINING)
+            return
         job.folder = upload.keep()
         self._orders[job.key] = (order, upload.size_bytes)
         self._jobs.apply(job, Event.UPLOADED)
@@ -141,7 +144,7 @@ class Compiler:
         else:
             if self._draining:  # It was with the validator when what waits was refused.
                 self._end(job, _DRAINING)
-            else:
+            elif not job.finished:
                 self._jobs.apply(job, Event.ACCEPTED)
 
     def _fill(self) -> None:
@@ -256,6 +259,9 @@ class Compiler:
         self._end(job, Failure(reason=reason, message=message, stage=stage, deterministic=deterministic))
 
     def _end(self, job: Job, failure: Failure) -> None:
+        """End a job that has not ended yet: a drain may have been faster than who reports its failure."""
+        if job.finished:
+            return
         self._close(job)
         self._jobs.apply(job, Event.BROKE, failure=failure)
 

@@ -31,7 +31,6 @@ class Grants:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: OrderedDict[tuple[str, bytes], None] = OrderedDict()
-        self._scan = asyncio.Lock()  # One listing of the store at a time.
 
     def add(self, namespace: str, digest: bytes) -> None:
         """Note that a manifest of this namespace names this content."""
@@ -43,16 +42,14 @@ class Grants:
     async def allow(self, namespace: str, digest: bytes) -> bool:
         """Tell whether a manifest of this namespace names this content.
 
-        Lists the store if it is not remembered.
+        The store's index is asked if it is not remembered; a content that is not there costs one look for it.
         """
         if (namespace, digest) in self._known:
             return True
-        async with self._scan:
-            async for info in self._store.iterate():
-                if info.content_digest == digest and info.facts.namespace == namespace:
-                    self.add(namespace, digest)
-                    return True
-        return False
+        if namespace not in await self._store.namespaces_of(digest):
+            return False
+        self.add(namespace, digest)
+        return True
 
 
 @dataclass(slots=True)

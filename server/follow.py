@@ -21,7 +21,7 @@ from fuse_cache.proto.compile_pb2 import (
 )
 from fuse_cache.proto.limits import INLINE_BYTES
 from fuse_cache.server.admission import Admitted
-from fuse_cache.server.cache.catalogue import Found
+from fuse_cache.server.cache.answers import Found
 from fuse_cache.server.cache.facts import decode_facts
 from fuse_cache.server.cache.store import Store
 from fuse_cache.server.compiler import Compiler, Order
@@ -30,6 +30,7 @@ from fuse_cache.server.fetch import Grants
 from fuse_cache.server.jobs import Failure, Job, Jobs, Priority, State
 from fuse_cache.server.lookup import inline_content
 from fuse_cache.server.metrics import Metrics
+from fuse_cache.server.pace import Pace
 from fuse_cache.server.spool import Upload
 from fuse_cache.server.workfolder import WorkFolder
 
@@ -37,7 +38,6 @@ HEARTBEAT_S = 0.8  # The promise is one event a second.
 MIN_INTERVAL_S = (
     0.05  # Between two progress events: a pass that takes a microsecond needs no event of its own.
 )
-CHUNK_PATIENCE_S = 5.0  # Without a chunk an uploader gives way to another one that waits.
 
 Send = Callable[[CompileEvent], Awaitable[None]]
 
@@ -84,7 +84,7 @@ class Follower:
             RequestError: the call ends with that status; the job, if it goes on, goes on.
         """
         key, namespace = admitted.key.digest(), admitted.key.namespace
-        failure = self._jobs.remembered(key)
+        failure = self._jobs.remembered(key, namespace)
         if failure is not None:
             await self._send_failed(key, failure, send)
             return
@@ -92,7 +92,7 @@ class Follower:
             raise BusyError("QUEUE_FULL", "the queue for compilations is full", retry_after_s=2.0)
         job = self._jobs.join(key, f"{key.hex()[:12]}-{uuid.uuid4().hex[:8]}", priority, namespace)
         turn = _Turn(self, job, admitted, graph_bytes, send, receive)
-        with _Listening(self._jobs, self._metrics, job) as listening:
+        with _Listening(self._jobs, self._metrics, job, can_send=True) as listening:
             # After joining: whoever finished before we joined has published before, so this finds it.
             found = await self._store.get_manifest(key) if job.state is State.WANTED else None
             if found is not None:
@@ -104,10 +104,11 @@ class Follower:
         """Answer one `Wait` to its end."""
         job = self._jobs.find(key)
         if job is not None and job.namespace == namespace:
-            with _Listening(self._jobs, self._metrics, job) as listening:
-                await self._follow(job, listening, inline_limit, send, None)
-            return
-        failure = self._jobs.remembered(key)
+            with _Listening(self._jobs, self._metrics, job, can_send=False) as listening:
+                if await self._follow(job, listening, inline_limit, send, None):
+                    return
+        # Nothing runs, or nothing any more: whoever was to send the graph left, perhaps with a stored answer.
+        failure = self._jobs.remembered(key, namespace)
         if failure is not None:
             await self._send_failed(key, failure, send)
             return
@@ -119,7 +120,11 @@ class Follower:
 
     async def _follow(
         self, job: Job, listening: _Listening, inline_limit: int, send: Send, turn: _Turn | None
-    ) -> None:
+    ) -> bool:
+        """Follow a job to its end and answer; tell whether it had one.
+
+        One that is abandoned has none: only who cannot send its graph sees that.
+        """
         while not job.finished:
             listening.changed.clear()
             if turn is not None and job.state is State.WANTED and job.uploader is None:
@@ -129,14 +134,16 @@ class Follower:
             await listening.next_change()
         if job.failure is not None:
             await self._send_failed(job.key, job.failure, send)
-            return
-        assert job.result is not None
+            return True
+        if job.result is None:
+            return False
         done = Done(was_stored=False)
         done.manifest.ParseFromString(job.result.signed_manifest)
         if len(job.result.inline_content) <= min(inline_limit, INLINE_BYTES):
             done.inline_content = job.result.inline_content
         self._grants.add(job.namespace, job.result.content_digest)
         await send(CompileEvent(key=job.key, done=done))
+        return True
 
     async def _send_done(
         self, key: bytes, namespace: str, found: Found, inline_limit: int, send: Send
@@ -191,9 +198,9 @@ class _Turn:
             )
             try:
                 await self._send(CompileEvent(key=job.key, need_graph=True))
-                last = False
+                last, pace = False, Pace()
                 while not last:
-                    last = await self._take_chunk(upload)
+                    last = await self._take_chunk(upload, pace)
                 if job.state is State.WANTED:  # Else it was ended meanwhile: draining.
                     order = Order(
                         key=admitted.key,
@@ -210,32 +217,34 @@ class _Turn:
                 job.uploader = None
                 follower._jobs.changed(job)
 
-    async def _take_chunk(self, upload: Upload) -> bool:
-        receiving = asyncio.ensure_future(self._receive())
-        try:
-            waited_s = 0.0
-            while not (await asyncio.wait({receiving}, timeout=HEARTBEAT_S))[0]:
-                waited_s += HEARTBEAT_S
-                if waited_s >= CHUNK_PATIENCE_S:
-                    raise DamagedUploadError("DIGEST_MISMATCH", f"no chunk for {CHUNK_PATIENCE_S:g} s")
-                await self._send(snapshot(self._job, self._follower._jobs))
-            message = receiving.result()
-        finally:
-            receiving.cancel()
+    async def _take_chunk(self, upload: Upload, pace: Pace) -> bool:
+        message = await pace.wait(self._next_message())
         if message is None:
             raise DamagedUploadError("DIGEST_MISMATCH", "the stream ended before the last chunk")
         if message.WhichOneof("message") != "chunk":
             raise InvalidRequestError("REQUEST_MALFORMED", "a chunk of the graph was expected")
         chunk = message.chunk
+        pace.received(len(chunk.data))
         await upload.add(chunk.data, chunk.offset, last=chunk.last)
         return chunk.last
 
+    async def _next_message(self) -> CompileRequest | None:
+        """Receive, and give signs of life meanwhile."""
+        receiving = asyncio.ensure_future(self._receive())
+        try:
+            while not (await asyncio.wait({receiving}, timeout=HEARTBEAT_S))[0]:
+                await self._send(snapshot(self._job, self._follower._jobs))
+            return receiving.result()
+        finally:
+            receiving.cancel()
+
 
 class _Listening:
-    """Hears of a job's changes while the block lasts."""
+    """Hears of a job's changes while the block lasts. `can_send`: for a caller who has the graph."""
 
-    def __init__(self, jobs: Jobs, metrics: Metrics, job: Job) -> None:
+    def __init__(self, jobs: Jobs, metrics: Metrics, job: Job, *, can_send: bool) -> None:
         self._jobs = jobs
+        self._can_send = can_send
         self._metrics = metrics
         self._job = job
         self.changed = asyncio.Event()
@@ -256,7 +265,7 @@ class _Listening:
                     await self.changed.wait()
 
     def __enter__(self) -> _Listening:
-        self._job.listeners.add(self.changed.set)
+        self._jobs.listen(self._job, self.changed.set, can_send=self._can_send)
         self._metrics.waiting.inc()
         return self
 

@@ -5,7 +5,8 @@ event that the table does not have is a bug and raises. And nothing here waits, 
 told that something changed, and look for themselves.
 
 A job belongs to nobody: the request that caused it may go, the job goes on. Only while no graph has come yet
-does it need somebody who can send one; a job whose last listener leaves in that state is dropped.
+does it need somebody who can send one; when the last of those leaves in that state, it is abandoned, and who
+merely waits hears so at once.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class State(enum.Enum):
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
+    ABANDONED = "abandoned"  # nobody was left who could send the graph
 
 
 class Event(enum.Enum):
@@ -41,15 +43,21 @@ class Event(enum.Enum):
     STARTED = "started"
     BUILT = "built"
     BROKE = "broke"
+    LEFT = "left"  # by the last one who could send the graph
 
 
 NEXT: dict[State, dict[Event, State]] = {
-    State.WANTED: {Event.UPLOADED: State.CHECKING, Event.BROKE: State.FAILED},
+    State.WANTED: {
+        Event.UPLOADED: State.CHECKING,
+        Event.BROKE: State.FAILED,
+        Event.LEFT: State.ABANDONED,
+    },
     State.CHECKING: {Event.ACCEPTED: State.QUEUED, Event.BROKE: State.FAILED},
     State.QUEUED: {Event.STARTED: State.RUNNING, Event.BROKE: State.FAILED},
     State.RUNNING: {Event.BUILT: State.DONE, Event.BROKE: State.FAILED},
     State.DONE: {},
     State.FAILED: {},
+    State.ABANDONED: {},
 }
 FINAL = frozenset(state for state, events in NEXT.items() if not events)
 
@@ -102,6 +110,7 @@ class Job:
     result: Result | None = None
     failure: Failure | None = None
     listeners: set[Callable[[], None]] = field(default_factory=set)
+    senders: set[Callable[[], None]] = field(default_factory=set)  # Listeners that can send the graph.
     order: int = 0
 
     @property
@@ -121,7 +130,7 @@ class Jobs:
             tuple[int, int, Job]
         ] = []  # A heap; a job may stand in it twice, the better one counts.
         self._counter = itertools.count()
-        self._failures: OrderedDict[bytes, tuple[Failure, float]] = OrderedDict()
+        self._failures: OrderedDict[bytes, tuple[Failure, float, str]] = OrderedDict()
         self.on_queued: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[Job]:
@@ -131,12 +140,17 @@ class Jobs:
         """Return the job that runs for this key."""
         return self._active.get(key)
 
-    def remembered(self, key: bytes) -> Failure | None:
-        """Return the deterministic failure of the last minute, with the time until it is tried again."""
-        failure, until_s = self._failures.get(key, (None, 0.0))
+    def remembered(self, key: bytes, namespace: str) -> Failure | None:
+        """Return the deterministic failure of the last minute, with the time until it is tried again.
+
+        None also when it is another namespace's: what a graph of theirs failed of is theirs to know.
+        """
+        failure, until_s, owner = self._failures.get(key, (None, 0.0, ""))
         left_s = until_s - self._now_s()
         if failure is None or left_s <= 0:
             self._failures.pop(key, None)
+            return None
+        if owner != namespace:
             return None
         return Failure(
             reason=failure.reason,
@@ -187,7 +201,7 @@ class Jobs:
             if self._active.get(job.key) is job:
                 del self._active[job.key]
             if failure is not None and failure.deterministic:
-                self._remember(job.key, failure)
+                self._remember(job, failure)
         self.changed(job)
 
     def progress(self, job: Job, stage: str, detail: str) -> None:
@@ -195,11 +209,18 @@ class Jobs:
         job.stage, job.detail = stage, detail
         self.changed(job)
 
+    def listen(self, job: Job, listener: Callable[[], None], *, can_send: bool) -> None:
+        """Add a listener; with `can_send` one that sends the graph when it is its turn."""
+        job.listeners.add(listener)
+        if can_send:
+            job.senders.add(listener)
+
     def leave(self, job: Job, listener: Callable[[], None]) -> None:
-        """Take a listener away. A job that still wants a graph and has nobody left to send it is dropped."""
+        """Take a listener away. A job that still wants a graph, with nobody left to send it, is abandoned."""
         job.listeners.discard(listener)
-        if job.state is State.WANTED and not job.listeners and self._active.get(job.key) is job:
-            del self._active[job.key]
+        job.senders.discard(listener)
+        if job.state is State.WANTED and not job.senders:
+            self.apply(job, Event.LEFT)
 
     def changed(self, job: Job) -> None:
         """Tell the listeners of a job to look again."""
@@ -223,8 +244,8 @@ class Jobs:
             if other is not job
         )
 
-    def _remember(self, key: bytes, failure: Failure) -> None:
-        self._failures[key] = (failure, self._now_s() + REMEMBERED_S)
-        self._failures.move_to_end(key)
+    def _remember(self, job: Job, failure: Failure) -> None:
+        self._failures[job.key] = (failure, self._now_s() + REMEMBERED_S, job.namespace)
+        self._failures.move_to_end(job.key)
         while len(self._failures) > REMEMBERED:
             self._failures.popitem(last=False)

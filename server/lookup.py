@@ -9,7 +9,7 @@ from fuse_cache.proto.compile_pb2 import LookupItem, LookupRequest
 from fuse_cache.proto.limits import INLINE_BYTES
 from fuse_cache.server import reply
 from fuse_cache.server.admission import Gate, check_digest, check_namespace
-from fuse_cache.server.cache.catalogue import Found
+from fuse_cache.server.cache.answers import Found
 from fuse_cache.server.cache.facts import decode_facts
 from fuse_cache.server.cache.store import Store
 from fuse_cache.server.epoch import Epoch

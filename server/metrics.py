@@ -22,7 +22,8 @@ class HotCounters(Collector):
     def __init__(self) -> None:
         self.hits = self.misses = self.running = self.no_room = self.mismatches = 0
         self.inline_bytes = self.fetched_bytes = 0
-        self.seconds_saved = 0.0
+        self.seconds_saved = 0.0  # By all hits; what hosts could not use of it is in the next.
+        self.seconds_rejected = 0.0
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics."""
@@ -40,7 +41,12 @@ class HotCounters(Collector):
             "fuse_cache_compile_seconds_saved", "Seconds that hits did not have to compile again."
         )
         saved.add_metric((), self.seconds_saved)
-        yield from (items, sent, saved)
+        rejected = CounterMetricFamily(
+            "fuse_cache_compile_seconds_rejected",
+            "Of the seconds saved, those of hits that a host then reported bad: it compiled after all.",
+        )
+        rejected.add_metric((), self.seconds_rejected)
+        yield from (items, sent, saved, rejected)
 
 
 class Metrics:

@@ -1,13 +1,15 @@
 """What hosts say of artifacts.
 
 One that is called damaged is looked at, and stays if it is sound. One that does not run on a host goes aside
-once: the daemon runs nothing that it could find out by.
+once: the daemon runs nothing that it could find out by. Either way a hit that its host could not use saved
+nothing: its seconds are taken back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter, OrderedDict
 
 from fuse_cache.proto.artifact_pb2 import SignedManifest
 from fuse_cache.proto.compile_pb2 import ReportItem, ReportRequest, Verdict
@@ -28,6 +30,7 @@ MAX_CHECKS = 8  # Of one request: each reads a whole artifact.
 # believed, once per key, so that a liar costs one compilation of each key and no more.
 _BELIEVED = frozenset({Verdict.VERDICT_LOAD_FAILED, Verdict.VERDICT_CALL_FAILED})
 MAX_BELIEVED = 65_536  # Keys of 32 bytes; beyond it nobody is believed.
+MAX_TAKEN_BACK = 65_536  # Keys whose hits were taken back; beyond it those of the oldest are forgotten.
 
 
 class Reports:
@@ -40,6 +43,9 @@ class Reports:
         self.used = 0
         self.bad = 0
         self._believed: set[bytes] = set()  # Keys that were set aside on a host's word.
+        self._taken_back: OrderedDict[bytes, int] = (
+            OrderedDict()
+        )  # Hits of a key that saved nothing after all.
 
     async def take(self, request: ReportRequest) -> None:
         """Count the verdicts, and set aside what is bad in our own eyes too.
@@ -56,6 +62,7 @@ class Reports:
             if item.verdict not in Verdict.values() or item.verdict == Verdict.VERDICT_UNSPECIFIED:
                 raise InvalidRequestError("REQUEST_MALFORMED", f"verdict {item.verdict} is not known")
         suspects: dict[bytes, ReportItem] = {}
+        rejected: Counter[bytes] = Counter()
         for item in request.items:
             name = Verdict.Name(item.verdict).removeprefix("VERDICT_")
             count = max(1, min(item.count, 1 << 32))
@@ -65,15 +72,17 @@ class Reports:
             else:
                 self.bad += count
                 suspects[item.key] = item
+                rejected[item.key] += count
                 log.warning(
                     "bad artifact reported",
                     extra={"key": item.key.hex()[:12], "verdict": name, "why": item.detail[:200]},
                 )
         for item in list(suspects.values())[:MAX_CHECKS]:
-            await self._check(item, request.namespace)
+            await self._check(item, request.namespace, rejected[item.key])
 
-    async def _check(self, item: ReportItem, namespace: str) -> None:
+    async def _check(self, item: ReportItem, namespace: str, rejected: int) -> None:
         key = item.key
+        hits = self._store.catalogue.hits(key)
         found = await self._store.get_manifest(key)
         if found is None:
             return
@@ -81,6 +90,7 @@ class Reports:
             manifest = verify(SignedManifest.FromString(found.data), self._status.trusted)
             if manifest.namespace != namespace:
                 return  # Not theirs to report on.
+            self._take_back(key, min(rejected, hits), hits, manifest.compile_seconds)
             why = "" if manifest.key == key else "it stands under another key than its own"
             why = why or self._hearsay(item, manifest.content.digest)
             content = await self._store.get_content(manifest.content.digest)
@@ -89,11 +99,21 @@ class Reports:
         except (SignatureError, ContentError, ValueError) as error:
             why = str(error)
         if why:
+            self._taken_back.pop(key, None)  # Its hits are counted anew.
             self._metrics.integrity_failures.labels("report").inc()
             try:
                 await self._store.quarantine(key, why)
             except TierError as error:
                 log.warning("not set aside", extra={"key": key.hex()[:12], "why": str(error)})
+
+    def _take_back(self, key: bytes, rejected: int, hits: int, seconds: float) -> None:
+        """Count what hits did not save, each hit once: a liar can take back no more than was counted."""
+        before = self._taken_back.pop(key, 0)
+        count = max(0, min(rejected, hits - before))
+        self._metrics.hot.seconds_rejected += count * seconds
+        self._taken_back[key] = before + count
+        if len(self._taken_back) > MAX_TAKEN_BACK:
+            self._taken_back.popitem(last=False)
 
     def _hearsay(self, item: ReportItem, content_digest: bytes) -> str:
         """Return why the entry goes on a host's word, or an empty text."""

@@ -8,6 +8,7 @@ budget.
 from __future__ import annotations
 
 import asyncio
+import shutil
 from io import FileIO
 from pathlib import Path
 
@@ -43,10 +44,14 @@ class Upload:
         self._received_bytes = 0
         self._hasher = blake3(derive_key_context=DIGEST_CONTEXT)
         self._kept = False
+        self._writing: asyncio.Future[None] | None = None  # In a thread, which a cancelled `add` cannot stop.
+        folder: Path | None = None
         try:
-            self.folder = work.new_folder("job")
-            self._file = FileIO(self.folder / "graph", "xb")
+            self.folder = folder = work.new_folder("job")
+            self._file = FileIO(folder / "graph", "xb")
         except OSError as error:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
             work.release(size_bytes)
             raise BusyError(
                 "QUOTA", f"this daemon cannot spool a graph now: {error.strerror}", retry_after_s=2.0
@@ -74,7 +79,8 @@ class Upload:
         if len(data) <= INLINE_WRITE_BYTES:
             self._take(data)
         else:
-            await asyncio.to_thread(self._take, data)
+            self._writing = asyncio.ensure_future(asyncio.to_thread(self._take, data))
+            await asyncio.shield(self._writing)
         if last:
             if self._received_bytes != self._size_bytes:
                 raise DamagedUploadError(
@@ -97,12 +103,20 @@ class Upload:
         return self._size_bytes
 
     async def close(self) -> None:
-        """Throw away an upload that was not kept."""
+        """Throw away an upload that was not kept. Done to the end even if who waits for it is cancelled."""
         if not self._kept:
             self._kept = True
-            self._file.close()
-            self._work.release(self._size_bytes)
-            await self._work.remove(self.folder)
+            await asyncio.shield(asyncio.ensure_future(self._throw_away()))
+
+    async def _throw_away(self) -> None:
+        if self._writing is not None:
+            # Closed under the thread, its descriptor could be another file's by the time it writes.
+            await asyncio.wait({self._writing})
+            if not self._writing.cancelled():
+                self._writing.exception()  # Of an `add` that nobody waits for any more.
+        self._file.close()
+        self._work.release(self._size_bytes)
+        await self._work.remove(self.folder)
 
     def _take(self, data: bytes) -> None:
         self._hasher.update(data)

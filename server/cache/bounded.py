@@ -99,6 +99,9 @@ class BoundedTier(TierWrapper):
         """Not bounded: a listing takes as long as it takes, and nobody's lookup waits for it."""
         return self.base.iterate(space)
 
+    def naming(self, content: bytes) -> list[bytes]:
+        return self._call(lambda: self.base.naming(content), self._get_timeout_s)
+
     def touch(self, space: Space, names: Collection[bytes]) -> None:
         self.base.touch(space, names)
 

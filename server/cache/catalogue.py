@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from blake3 import blake3
 
+from fuse_cache.server.cache.answers import EntryInfo, Found, Published
 from fuse_cache.server.cache.facts import Facts, decode_facts
 from fuse_cache.server.cache.families import FamilyIndex
 from fuse_cache.server.cache.layered import LayeredTier
@@ -29,34 +29,8 @@ from fuse_cache.server.cache.tier import (
 
 log = logging.getLogger(__name__)
 
+MAX_NAMING = 1024  # Manifests of one content that are asked whose they are: 30 ms of reads.
 FAMILY_BATCH = 256  # Entries read between pauses: some milliseconds.
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A hit. For a manifest, its content was there a moment ago."""
-
-    data: bytes
-    meta: Meta
-    tier: str
-
-
-@dataclass(frozen=True, slots=True)
-class EntryInfo:
-    """One artifact of a listing. `hits` is counted since daemon start."""
-
-    key: bytes
-    facts: Facts
-    content_digest: bytes
-    size_bytes: int  # manifest and content
-    hits: int
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """What became of a publish: `lost` says why a slower tier did not keep it ("" when all did)."""
-
-    lost: str = ""
 
 
 class Catalogue:
@@ -69,10 +43,11 @@ class Catalogue:
         self._lock = threading.Lock()  # Guards the next two. Nothing else happens under it.
         self._hits: dict[bytes, int] = {}
         self._published: set[bytes] = set()  # since `fill_families` last began
-        # Publishing and removing what shares a content take turns, else a removal could take the content from
-        # under a publish that found it there. Held during I/O, by these two only; taken before any lock of a
-        # tier.
-        self._stripes = [threading.Lock() for _ in range(64)]
+        # Who publishes and who removes take turns, for one key and for one content: else a removal could take
+        # the content from under a publish that found it there, or the manifest that was just published. Held
+        # during I/O, by these only; a key's first, then a content's, then any lock of a tier.
+        self._key_stripes = [threading.Lock() for _ in range(64)]
+        self._content_stripes = [threading.Lock() for _ in range(64)]
 
     def peek(self, key: bytes) -> tuple[Entry | None, Found | None]:
         """Ask the fast tier only: (what it has, the hit if manifest and content are both there).
@@ -104,8 +79,7 @@ class Catalogue:
                 "entry set aside", extra={"key": key.hex()[:12], "tier": error.tier, "reason": error.reason}
             )
             return None
-        self._forget_dangling(key, entry)
-        return None
+        return self._forget_dangling(key, entry)
 
     def get_content_fast(self, digest: bytes) -> Found | None:
         """Ask the fast tier only. Never blocks on I/O."""
@@ -139,16 +113,16 @@ class Catalogue:
         """
         if blake3(content).digest() != meta.content:
             raise ValueError("content does not have the digest that the manifest names")
-        manifest = Entry(signed_manifest, meta)
+        manifest, bare = Entry(signed_manifest, meta), Entry(content, Meta(cost_s=meta.cost_s))
         lost = ""
-        with self._stripe(meta.content):
+        with self._key_turn(key), self._content_turn(meta.content):
             try:
-                self._put_content(meta.content, Entry(content, Meta(cost_s=meta.cost_s)))
+                self.tiers.put(Space.CONTENT, meta.content, bare)
                 self.tiers.put(Space.MANIFEST, key, manifest)
                 if not self.tiers.slow.contains(Space.CONTENT, meta.content):
                     # Another process removed it between the two writes, with its last manifest. Now ours
                     # names it.
-                    self._put_content(meta.content, Entry(content, Meta(cost_s=meta.cost_s)))
+                    self.tiers.put(Space.CONTENT, meta.content, bare)
             except TierError as error:
                 lost = str(error)
                 log.warning(
@@ -169,34 +143,48 @@ class Catalogue:
         Raises:
             TierError: a tier that may hold it could not be changed.
         """
-        meta = self._meta(key)
-        with self._stripe(meta.content):
-            removed = self.tiers.delete(Space.MANIFEST, key)
-        self._forget(key, meta)
+        with self._key_turn(key):
+            meta = self._meta(key)
+            with self._content_turn(meta.content):
+                removed = self.tiers.delete(Space.MANIFEST, key)
+            self._forget(key, meta)
         return removed
 
     def quarantine(self, key: bytes, reason: str) -> bool:
         """Set the manifest and its content aside (both are evidence) so that neither is served again."""
-        meta = self._meta(key)
         log.warning("entry set aside", extra={"key": key.hex()[:12], "reason": reason})
-        with self._stripe(meta.content):
-            done = self.tiers.quarantine(Space.MANIFEST, key)
-            if meta.content:
-                done = self.tiers.quarantine(Space.CONTENT, meta.content) or done
-        self._forget(key, meta)
+        with self._key_turn(key):
+            meta = self._meta(key)
+            with self._content_turn(meta.content):
+                done = self.tiers.quarantine(Space.MANIFEST, key)
+                if meta.content:
+                    done = self.tiers.quarantine(Space.CONTENT, meta.content) or done
+            self._forget(key, meta)
         return done
 
     def entries(self) -> Iterator[EntryInfo]:
-        """Yield the artifacts of all tiers, each once, in no order.
-
-        Raises: TierUnavailableError (nothing could be listed).
-        """
+        """Yield what all tiers hold, each once, in no order. Raises: TierUnavailableError (no answer)."""
         for stored in self.tiers.iterate(Space.MANIFEST):
             facts = decode_facts(stored.meta.facts) or Facts()
             size_bytes = stored.size_bytes + facts.content_bytes
             yield EntryInfo(
                 stored.name, facts, stored.meta.content, size_bytes, self._hits.get(stored.name, 0)
             )
+
+    def namespaces_of(self, digest: bytes) -> frozenset[str]:
+        """Return the namespaces whose manifests name this content.
+
+        Costs a look at an index and one read per manifest that names it; next to nothing for a content that
+        is not there. Raises: TierUnavailableError.
+        """
+        entries = (self._uncounted(key) for key in self.tiers.naming(digest)[:MAX_NAMING])
+        facts = [decode_facts(entry.meta.facts) for entry in entries if entry is not None]
+        return frozenset(known.namespace for known in facts if known is not None)
+
+    def hits(self, key: bytes) -> int:
+        """Return how often this artifact was found since daemon start, as far as it is remembered."""
+        with self._lock:
+            return self._hits.get(key, 0)
 
     def fill_families(self, pause: Callable[[], bool] = lambda: True) -> int:
         """Make the family index agree with what is stored; return how many artifacts were seen.
@@ -214,8 +202,7 @@ class Catalogue:
                     return len(seen)
         except TierUnavailableError:
             return len(seen)  # It is filled again after the next successful `maintain`.
-        # What tiers evicted since is known to nobody else: without this, families and hits would grow for
-        # ever.
+        # What tiers evicted since is known to nobody else: families and hits would grow for ever.
         with self._lock:
             alive = seen | self._published
             self._hits = {key: hits for key, hits in self._hits.items() if key in alive}
@@ -263,9 +250,6 @@ class Catalogue:
                 return entry
         return None
 
-    def _put_content(self, digest: bytes, entry: Entry) -> None:
-        self.tiers.put(Space.CONTENT, digest, entry)
-
     def _put_fast(self, key: bytes, entry: Entry) -> None:
         try:
             self.tiers.fast.put(Space.MANIFEST, key, entry)
@@ -274,18 +258,31 @@ class Catalogue:
                 "write lost", extra={"key": key.hex()[:12], "tier": error.tier, "reason": error.reason}
             )
 
-    def _forget_dangling(self, key: bytes, entry: Entry) -> None:
-        """A manifest whose content is gone is a miss: count it so, and drop it, that it does not mislead
-        again.
+    def _forget_dangling(self, key: bytes, entry: Entry) -> Found | None:
+        """Count a manifest whose content is gone as a miss, and drop it, that it does not mislead again.
+
+        Unless it was published anew since it was read: then it is a hit after all.
         """
-        if entry.tier in self._measured:
-            self._measured[entry.tier].recount_as_miss(Space.MANIFEST)
-        log.warning("content lost", extra={"key": key.hex()[:12], "tier": entry.tier})
+        with self._key_turn(key):
+            current = self._uncounted(key)
+            if current is not None and self._has_content(current.meta.content):
+                return self._hit(key, current)
+            if entry.tier in self._measured:
+                self._measured[entry.tier].recount_as_miss(Space.MANIFEST)
+            log.warning("content lost", extra={"key": key.hex()[:12], "tier": entry.tier})
+            try:
+                with self._content_turn(entry.meta.content):
+                    self.tiers.delete(Space.MANIFEST, key)
+            except TierError:
+                return None  # Read-only or away: the next lookup finds the same and misses the same.
+            self._forget(key, entry.meta)
+        return None
+
+    def _has_content(self, digest: bytes) -> bool:
         try:
-            self.tiers.delete(Space.MANIFEST, key)
-        except TierError:
-            return  # Read-only or away: the next lookup finds the same and misses the same.
-        self._forget(key, entry.meta)
+            return self.tiers.contains(Space.CONTENT, digest)
+        except TierUnavailableError:
+            return False
 
     def _forget(self, key: bytes, meta: Meta) -> None:
         facts = decode_facts(meta.facts)
@@ -294,5 +291,8 @@ class Catalogue:
         with self._lock:
             self._hits.pop(key, None)
 
-    def _stripe(self, digest: bytes) -> threading.Lock:
-        return self._stripes[digest[0] % 64 if digest else 0]
+    def _key_turn(self, key: bytes) -> threading.Lock:
+        return self._key_stripes[key[0] % 64 if key else 0]
+
+    def _content_turn(self, digest: bytes) -> threading.Lock:
+        return self._content_stripes[digest[0] % 64 if digest else 0]

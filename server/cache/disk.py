@@ -37,9 +37,8 @@ log = logging.getLogger(__name__)
 # What deleting needs on a full disk: SQLite's WAL takes up to 1,000 pages of 4 KiB before they are folded in,
 # and folding needs as much again in the database.
 RESERVE_BYTES = 8 * 1024 * 1024
-RECONCILE_PERIOD_S = (
-    6 * 3600.0
-)  # Half a minute of work for 100,000 entries, for what only crashes leave behind.
+# Half a minute of work for 100,000 entries, for what only crashes leave behind.
+RECONCILE_PERIOD_S = 6 * 3600.0
 REOPEN_AFTER_S = 5.0  # A folder that could not be opened is tried again by the first call after this.
 
 
@@ -47,9 +46,8 @@ class DiskTier(Tier):
     """Entries in one local folder, which several daemons may share.
 
     A read takes the file by name and asks no index, so that a damaged or locked database costs no hit. Room
-    is made by `eviction.choose_victims`; `limit_bytes` is a hard cap over all entry files (the reserve, the
-    index and the few quarantined files come on top). Deleting unlinks the file before its row; what a crash
-    leaves over, `reconcile` finds.
+    is made by `eviction.choose_victims`; `limit_bytes` is a hard cap over all entry files (reserve, index and
+    quarantine come on top). Deleting unlinks the file before its row; what a crash leaves, `reconcile` finds.
     """
 
     def __init__(
@@ -130,15 +128,20 @@ class DiskTier(Tier):
 
     def iterate(self, space: Space) -> Iterator[Stored]:
         self._ready()
-        if self.folder.writable:
-            try:
-                if self.guarded.complete():
-                    yield from self.rows(space)
-                    return
-            except TierError:
-                pass
+        with contextlib.suppress(TierError):
+            if self.folder.writable and self.guarded.complete():
+                yield from self.rows(space)
+                return
         # No index, or one that does not know all files yet: they say the same, more slowly.
         yield from self._walk(space)
+
+    def naming(self, content: bytes) -> list[bytes]:
+        if not self.contains(Space.CONTENT, content):
+            return []  # Whoever asks for what is not there costs one call of stat.
+        with contextlib.suppress(TierError):
+            if self.folder.writable and self.guarded.complete():
+                return self.guarded.run(lambda index: index.naming(content))
+        return [stored.name for stored in self._walk(Space.MANIFEST) if stored.meta.content == content]
 
     def quarantine(self, space: Space, name: bytes) -> bool:
         self._ready_to_write()
@@ -159,9 +162,8 @@ class DiskTier(Tier):
             return f"{self.name}: {self._outage}"
         if not self.folder.writable:
             return f"{self.name}: {self.folder.root} is read-only: hits only, new artifacts are not kept"
-        return (
-            f"{self.name}: {self._lost or self.guarded.trouble}" if self._lost or self.guarded.trouble else ""
-        )
+        trouble = self._lost or self.guarded.trouble
+        return f"{self.name}: {trouble}" if trouble else ""
 
     def usage(self) -> Usage:
         entries, size_bytes = self._walked.entries, self._walked.size_bytes
@@ -191,9 +193,8 @@ class DiskTier(Tier):
                 self.folder.take_reserve()
             else:
                 sizes = {space: [stored.size_bytes for stored in self._walk(space)] for space in Space}
-                self._walked = Usage(
-                    entries=len(sizes[Space.MANIFEST]), size_bytes=sum(map(sum, sizes.values()))
-                )
+                size_bytes = sum(map(sum, sizes.values()))
+                self._walked = Usage(entries=len(sizes[Space.MANIFEST]), size_bytes=size_bytes)
         except (TierError, OSError) as error:
             if not self.guarded.is_closed:
                 log.warning("store not maintained", extra={"reason": str(error)})
@@ -289,8 +290,7 @@ class DiskTier(Tier):
             try:
                 self._open()
             except StoreFolderError as error:
-                self._outage = str(error)
-                self._retry_at_s = self._monotonic_s() + REOPEN_AFTER_S
+                self._outage, self._retry_at_s = str(error), self._monotonic_s() + REOPEN_AFTER_S
         if self._outage:
             raise TierUnavailableError(self.name, self._outage)
 

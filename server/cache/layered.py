@@ -98,6 +98,16 @@ class LayeredTier(Tier):
             if not seen:
                 raise
 
+    def naming(self, content: bytes) -> list[bytes]:
+        """Return those of both tiers: each part of an artifact may be in another one."""
+        named = {*self.fast.naming(content)}
+        try:
+            named.update(self.slow.naming(content))
+        except TierUnavailableError:
+            if not named:
+                raise
+        return list(named)
+
     def touch(self, space: Space, names: Collection[bytes]) -> None:
         self.fast.touch(space, names)
         self.slow.touch(space, names)

@@ -83,6 +83,11 @@ class MemoryTier(Tier):
             ]
         yield from found
 
+    def naming(self, content: bytes) -> list[bytes]:
+        with self._lock:
+            there = (Space.CONTENT, content) in self._entries
+            return list(self._namers.get(content, ())) if there else []
+
     def usage(self) -> Usage:
         with self._lock:
             entries = sum(1 for space, _ in self._entries if space is Space.MANIFEST)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ParamSpec, TypeVar
 
-from fuse_cache.server.cache.catalogue import Catalogue, EntryInfo, Found, Published
+from fuse_cache.server.cache.answers import EntryInfo, Found, Published
+from fuse_cache.server.cache.catalogue import Catalogue
 from fuse_cache.server.cache.check import Problem
 from fuse_cache.server.cache.layered import LayeredTier
 from fuse_cache.server.cache.measured import MeasuredTier
@@ -101,6 +102,10 @@ class Store:
         Get `meta` from `facts.describe(manifest)`.
         """
         return await self._off_loop(self.catalogue.publish, signed_manifest, key, content, meta)
+
+    async def namespaces_of(self, digest: bytes) -> frozenset[str]:
+        """Return the namespaces whose manifests name this content. Raises: TierUnavailableError."""
+        return await self._off_loop(self.catalogue.namespaces_of, digest)
 
     async def inspect(self, key: bytes) -> bytes | None:
         """Return the serialised SignedManifest for people to look at, without counting it as a lookup."""

@@ -122,6 +122,13 @@ class Tier(ABC):
         Entries put or deleted meanwhile may or may not appear. Raises: TierUnavailableError.
         """
 
+    @abstractmethod
+    def naming(self, content: bytes) -> list[bytes]:
+        """Return the keys of manifests here that name this content; none where the content is not there.
+
+        An index answers, not a listing. Raises: TierUnavailableError.
+        """
+
     def quarantine(self, space: Space, name: bytes) -> bool:
         """Set a bad entry aside so that it is not served again; a tier with nowhere to put it deletes it."""
         return self.delete(space, name)
@@ -181,6 +188,9 @@ class TierWrapper(Tier):
 
     def iterate(self, space: Space) -> Iterator[Stored]:
         return self.base.iterate(space)
+
+    def naming(self, content: bytes) -> list[bytes]:
+        return self.base.naming(content)
 
     def quarantine(self, space: Space, name: bytes) -> bool:
         return self.base.quarantine(space, name)

@@ -56,7 +56,7 @@ def test_an_event_that_the_table_does_not_have_raises_and_changes_nothing(state:
 
 
 def test_every_state_but_the_final_ones_can_break() -> None:
-    assert {State.DONE, State.FAILED} == FINAL
+    assert {State.DONE, State.FAILED, State.ABANDONED} == FINAL
     assert all(Event.BROKE in NEXT[state] for state in State if state not in FINAL)
 
 
@@ -71,18 +71,40 @@ def test_one_key_is_one_job_and_listeners_hear_of_every_change() -> None:
     assert heard == [State.CHECKING, State.QUEUED, State.RUNNING, State.DONE]
 
 
-def test_a_job_without_graph_is_dropped_with_its_last_listener_and_another_is_not() -> None:
+def test_a_job_without_graph_is_dropped_with_its_last_sender_and_another_is_not() -> None:
     jobs, _ = new_jobs()
     for events, stays in (((), False), ((Event.UPLOADED,), True)):
         job = jobs.join(KEY, "a", Priority.HOST)
         first, second = (lambda: None), (lambda: None)
-        job.listeners |= {first, second}
+        for sender in (first, second):
+            jobs.listen(job, sender, can_send=True)
         for event in events:
             jobs.apply(job, event)
         jobs.leave(job, first)
         assert jobs.find(KEY) is job
         jobs.leave(job, second)
         assert (jobs.find(KEY) is job) == stays
+
+
+def test_who_cannot_send_keeps_no_job_alive_and_hears_that_it_is_abandoned() -> None:
+    jobs, _ = new_jobs()
+    job = jobs.join(KEY, "a", Priority.HOST)
+    heard: list[State] = []
+    sender = lambda: None  # noqa: E731
+    jobs.listen(job, lambda: heard.append(job.state), can_send=False)
+    jobs.listen(job, sender, can_send=True)
+    jobs.leave(job, sender)
+    assert heard == [State.ABANDONED]
+    assert jobs.find(KEY) is None
+    assert jobs.join(KEY, "b", Priority.HOST) is not job
+
+
+def test_a_failure_is_remembered_for_its_namespace_only() -> None:
+    jobs, _ = new_jobs()
+    job = jobs.join(KEY, "a", Priority.HOST, "theirs")
+    jobs.apply(job, Event.BROKE, failure=Failure(reason="OP_MISSING", message="m", deterministic=True))
+    assert jobs.remembered(KEY, "ours") is None
+    assert jobs.remembered(KEY, "theirs") is not None
 
 
 def test_hosts_go_before_warm_and_within_that_the_first_come() -> None:
@@ -107,16 +129,16 @@ def test_only_deterministic_failures_are_remembered_and_for_a_minute() -> None:
     jobs, clock = new_jobs()
     job = jobs.join(KEY, "a", Priority.HOST)
     jobs.apply(job, Event.BROKE, failure=Failure(reason="WORKER_DIED", message="m"))
-    assert jobs.remembered(KEY) is None
+    assert jobs.remembered(KEY, "") is None
     job = jobs.join(KEY, "a", Priority.HOST)
     jobs.apply(job, Event.BROKE, failure=Failure(reason="OP_MISSING", message="m", deterministic=True))
     clock.now += 20
-    failure = jobs.remembered(KEY)
+    failure = jobs.remembered(KEY, "")
     assert failure is not None
     assert failure.reason == "OP_MISSING"
     assert failure.retry_after_s == pytest.approx(REMEMBERED_S - 20)
     clock.now += 40
-    assert jobs.remembered(KEY) is None
+    assert jobs.remembered(KEY, "") is None
 
 
 def test_the_queue_has_an_end_and_running_jobs_do_not_count() -> None:

@@ -86,6 +86,17 @@ class TierContract:
         assert not tier.contains(Space.CONTENT, first.digest)
         assert tier.get(Space.CONTENT, first.digest) is None
 
+    def test_a_content_tells_who_names_it_while_it_is_there(self, tier: Tier) -> None:
+        first, second = artifact(1), artifact(2, content=artifact(1).content)
+        for one in (first, second, artifact(3)):
+            one.put_into(tier)
+        assert sorted(tier.naming(first.digest)) == sorted([first.key, second.key])
+        tier.delete(Space.MANIFEST, first.key)
+        assert tier.naming(first.digest) == [second.key]
+        assert tier.naming(artifact(4).digest) == []
+        tier.delete(Space.MANIFEST, second.key)
+        assert tier.naming(first.digest) == []
+
     def test_a_lost_content_leaves_the_manifest_and_is_a_miss(self, tier: Tier) -> None:
         made = artifact(1)
         made.put_into(tier)

@@ -45,6 +45,10 @@ class SwitchTier(TierWrapper):
         self._pass()
         return super().delete(space, name)
 
+    def naming(self, content: bytes) -> list[bytes]:
+        self._pass()
+        return super().naming(content)
+
     def iterate(self, space: Space) -> Iterator[Stored]:
         self._pass()
         return super().iterate(space)

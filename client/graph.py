@@ -33,6 +33,7 @@ from fuse_cache.proto.graph import (
     Level,
     Node,
     NodeKind,
+    Ref,
     Role,
     SymMeta,
     TensorMeta,
@@ -43,6 +44,7 @@ __all__ = ["Encoded", "SymbolSource", "UnkeyableGraph", "capture_ambient", "enco
 
 # Counts calls of torch for its makers; computes nothing.
 _DROPPED: Final = frozenset({id(torch._C._log_api_usage_once)})
+_REFS: Final = tuple(Ref(number) for number in range(4096))  # a model of 32 layers has 2,300 values
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -105,6 +107,8 @@ class _GraphEncoder:
         self._values = ValueEncoder(self._symbols)
         self._calls = CallEncoder(self._values, groups)
         self._asks_for_grad = _asks_for_grad(gm)
+        # By identity of the meta that does not ask, which `_values` keeps.
+        self._asking: dict[int, TensorMeta] = {}
 
     def encode(self) -> Encoded:
         nodes = list(self._gm.graph.nodes)
@@ -113,19 +117,25 @@ class _GraphEncoder:
         inputs, sources = self._inputs(placeholders, list(constants.values()))
         if writes_varying_aliases(self._gm, inputs):
             raise UnkeyableGraph("inputs that share memory, of which one is written, with sizes that vary")
+        refs, ref = self._values.refs, _refs(len(nodes) + len(constants))
         for number, node in enumerate(placeholders):
-            self._values.bind(node, number)
+            refs[node] = ref[number]
         numbers = {name: len(placeholders) + place for place, name in enumerate(constants)}
         calls: list[Node] = []
         outputs: tuple[Argument, ...] = ()
+        call = self._calls.call
         for node in nodes:
-            if node.op == "output":
+            op = node.op
+            if op == "call_function" or op == "call_method":
+                if id(node.target) not in _DROPPED:
+                    calls.append(call(node))
+                    refs[node] = ref[len(inputs) + len(calls) - 1]
+            elif op == "output":
                 outputs = self._outputs(node)
-            elif node.op == "get_attr":
-                self._values.bind(node, numbers[str(node.target)])
-            elif node.op != "placeholder" and id(node.target) not in _DROPPED:
-                calls.append(self._calls.call(node))
-                self._values.bind(node, len(inputs) + len(calls) - 1)
+            elif op == "get_attr":
+                refs[node] = ref[numbers[str(node.target)]]
+            elif op != "placeholder":
+                raise UnkeyableGraph(f"a call of the module {node.target}")
         graph = Graph(
             level=_level(calls, placeholders),
             symbols=self._symbols.ranges(),
@@ -202,8 +212,12 @@ class _GraphEncoder:
                 raise UnkeyableGraph("an input with a lazy conjugation or negation")
             meta = self._values.tensor(value)
             # Without grad mode nothing asks for it, and equal graphs shall have equal bytes.
-            needs_grad = value.requires_grad and self._asks_for_grad
-            return replace(meta, requires_grad=True) if needs_grad else meta
+            if not (self._asks_for_grad and value.requires_grad):
+                return meta
+            asking = self._asking.get(id(meta))
+            if asking is None:
+                asking = self._asking[id(meta)] = replace(meta, requires_grad=True)
+            return asking
         if isinstance(value, torch.SymInt):
             return SymMeta(self._symbols.dim(value))
         if type(value) is int:
@@ -232,6 +246,11 @@ class _GraphEncoder:
         if any(isinstance(output, tuple | list | dict | slice) for output in outputs):
             raise UnkeyableGraph("an output that is a container")
         return outputs
+
+
+def _refs(count: int) -> Sequence[Ref]:
+    """Return the references to `count` values or more. Graphs share them."""
+    return _REFS if count <= len(_REFS) else [Ref(number) for number in range(count)]
 
 
 def _asks_for_grad(gm: GraphModule) -> bool:

@@ -6,17 +6,22 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node as FxNode
 
-from fuse_cache.client.graph_values import ValueEncoder, as_device, value_of
+from fuse_cache.client.graph_values import ValueEncoder, value_of
 from fuse_cache.client.unkeyable import UnkeyableGraph
-from fuse_cache.kernels.fx_targets import name_of, overload_of, qualified_name
+from fuse_cache.kernels.fx_targets import load_table, name_of, overload_of, qualified_name
 from fuse_cache.proto import targets
-from fuse_cache.proto.graph import Argument, Group, GroupSpec, Meta, Node, NodeKind, OpSchema, OtherMeta
+from fuse_cache.proto.graph import Group, GroupSpec, Meta, Node, NodeKind, OpSchema, OtherMeta
 
 # Methods whose first argument may be a device written as a text or a number.
 _DEVICE_METHODS: Final = frozenset({"to", "cuda"})
+# Read once: a member of an enumeration is looked up slowly.
+_FUNCTION: Final = NodeKind.FUNCTION
+_METHOD: Final = NodeKind.METHOD
 _NO_VALUE: Final = OtherMeta("unknown")
+load_table()  # Now, while the process starts, and not in its first encoding.
 _GROUP_ARGUMENT: Final = "group_name"
 _COLLECTIVES: Final = ("_c10d_functional", "symm_mem", "torch.distributed")
 
@@ -40,43 +45,40 @@ class CallEncoder:
         return tuple(self._groups[name] for name in sorted(self._groups))
 
     def call(self, node: FxNode) -> Node:
-        """Return one call.
+        """Return one call of a function or method.
 
         Raises:
             UnkeyableGraph: what it calls, an argument or its result has no form; the reason names it.
         """
+        kind = _FUNCTION
+        positional: tuple[Any, ...] = node.args
+        named: Mapping[str, Any] = node.kwargs
         if node.op == "call_method":
-            kind, target = NodeKind.METHOD, str(node.target)
+            kind, target = _METHOD, str(node.target)
             if target not in targets.METHODS:
                 raise UnkeyableGraph(f"tensor method {target}, which is not in the closed table")
-            args = self._method_arguments(node, target)
-            kwargs = self._values.named(node.kwargs)
-        elif node.op == "call_function":
-            kind, target = NodeKind.FUNCTION, self._function(node)
-            if target.startswith(_COLLECTIVES) or target in self._schemas:
-                positional, named = self._with_groups(node, target)
-                args, kwargs = self._values.arguments(positional), self._values.named(named)
-            else:
-                args, kwargs = self._values.arguments(node.args), self._values.named(node.kwargs)
+            if target in _DEVICE_METHODS and len(positional) > 1 and type(positional[1]) in (str, int):
+                positional = (positional[0], torch.device(positional[1]), *positional[2:])
         else:
-            raise UnkeyableGraph(f"a call of the module {node.target}")
-        return Node(kind, target, args, kwargs, self._result(node, target))
-
-    def _method_arguments(self, node: FxNode, target: str) -> tuple[Argument, ...]:
-        args = node.args
-        if target in _DEVICE_METHODS and len(args) > 1 and type(args[1]) in (str, int):
-            return (
-                self._values.argument(args[0]),
-                as_device(args[1]),
-                *self._values.arguments(args[2:]),
-            )
-        return self._values.arguments(args)
+            target = self._function(node)
+            if target in self._schemas or target.startswith(_COLLECTIVES):
+                positional, named = self._with_groups(node, target)
+        values = self._values
+        return Node(
+            kind,
+            target,
+            values.arguments(positional),
+            values.named(named) if named else (),
+            self._result(node, target),
+        )
 
     def _result(self, node: FxNode, target: str) -> Meta:
         value = value_of(node)
-        if value is None and "example_value" not in node.meta and "val" not in node.meta:
-            return _NO_VALUE
         try:
+            if type(value) is FakeTensor:
+                return self._values.tensor(value)
+            if value is None and "example_value" not in node.meta and "val" not in node.meta:
+                return _NO_VALUE
             return self._values.meta(value)
         except UnkeyableGraph as error:
             raise UnkeyableGraph(f"{error.reason}, made by {target}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -41,6 +41,8 @@ _OTHER: Final[dict[type, OtherMeta]] = {
     torch.SymFloat: OtherMeta("float"),
 }
 _UNKNOWN: Final = OtherMeta("unknown")
+# Arguments that are plain data already.
+_PLAIN: Final[frozenset[type]] = frozenset({int, float, bool, str, type(None), type(...), Group})
 _PLAIN_TENSORS: Final = frozenset({Tensor, FakeTensor, torch.nn.Parameter})
 
 
@@ -60,21 +62,19 @@ class ValueEncoder:
 
     def __init__(self, symbols: SymbolTable) -> None:
         self._symbols = symbols
-        self._refs: dict[FxNode, Ref] = {}
+        self.refs: dict[FxNode, Ref] = {}  # the number of each value, as far as the walk has come
         self._metas: dict[
             tuple[torch.dtype, torch.device, tuple[Dim, ...], tuple[Dim, ...], Dim], TensorMeta
         ] = {}
+        # The same by what costs least to look up: each symbolic size by the identity of its expression,
+        # negated, which no size is. `_symbols` keeps each of them alive.
+        self._metas_by_id: dict[tuple[object, ...], TensorMeta] = {}
         self._sym_metas: dict[Dim, SymMeta] = {}
         self._arguments: dict[type, Callable[[Any], Argument]] = {
             FxNode: self._ref,
-            int: _same,
-            float: _same,
-            bool: _same,
-            str: _same,
-            type(None): _same,
-            type(...): _same,
-            tuple: self._tuple,
-            torch.Size: self._tuple,
+            **dict.fromkeys(_PLAIN, _same),
+            tuple: self.arguments,
+            torch.Size: self.arguments,
             list: self._list,
             immutable_list: self._list,
             dict: self._dict,
@@ -84,12 +84,7 @@ class ValueEncoder:
             torch.device: lambda value: Device(plain_device(value)),
             torch.memory_format: lambda value: MemoryFormat(MEMORY_FORMAT_NAMES[value]),
             torch.layout: _layout,
-            Group: _same,
         }
-
-    def bind(self, node: FxNode, number: int) -> None:
-        """Say that `node` is the value with this number."""
-        self._refs[node] = Ref(number)
 
     def argument(self, value: object) -> Argument:
         """Return an argument of a node as plain data.
@@ -104,14 +99,18 @@ class ValueEncoder:
             return int(value)
         raise UnkeyableGraph(f"an argument of type {type(value).__module__}.{type(value).__qualname__}")
 
-    def arguments(self, values: tuple[object, ...]) -> tuple[Argument, ...]:
+    def arguments(self, values: Sequence[object]) -> tuple[Argument, ...]:
         """Return the positional arguments of a node."""
-        refs = self._refs
+        refs = self.refs
         argument = self.argument
-        # Most arguments are nodes that are known: a look-up instead of two calls.
+        # Most arguments are nodes that are known, or plain: a look-up instead of two calls.
         return tuple(
             [
-                refs.get(value) or argument(value) if type(value) is FxNode else argument(value)
+                refs.get(value) or argument(value)  # type: ignore[call-overload]  # `kind` is its type
+                if (kind := type(value)) is FxNode
+                else value
+                if kind in _PLAIN
+                else argument(value)
                 for value in values
             ]
         )
@@ -151,15 +150,25 @@ class ValueEncoder:
         kind = type(value)
         if kind not in _PLAIN_TENSORS:
             raise UnkeyableGraph(f"a tensor of type {kind.__module__}.{kind.__qualname__}")
-        dim = self._symbols.dim
         device = value.fake_device if kind is FakeTensor else value.device  # type: ignore[attr-defined]  # it is one
         try:
-            size = tuple([part if type(part) is int else dim(part) for part in value.shape])
-            stride = tuple([part if type(part) is int else dim(part) for part in value.stride()])
+            parts = (*value.shape, *value.stride(), value.storage_offset())
         except RuntimeError as error:  # Sparse and nested tensors have no strides.
             raise UnkeyableGraph(f"a tensor of layout {value.layout}") from error
-        offset = value.storage_offset()
-        key = (value.dtype, device, size, stride, offset if type(offset) is int else dim(offset))
+        key = (
+            value.dtype,
+            device,
+            *[part if type(part) is int else -id(part.node._expr) for part in parts],
+        )
+        known = self._metas_by_id.get(key)
+        if known is None:
+            dims = tuple([part if type(part) is int else self._symbols.dim(part) for part in parts])
+            known = self._metas_by_id[key] = self._meta_of(value, device, dims)
+        return known
+
+    def _meta_of(self, value: Tensor, device: torch.device, dims: tuple[Dim, ...]) -> TensorMeta:
+        rank = len(dims) // 2
+        key = (value.dtype, device, dims[:rank], dims[rank:-1], dims[-1])
         known = self._metas.get(key)
         if known is None:
             known = self._metas[key] = _new_meta(value, *key)
@@ -167,15 +176,12 @@ class ValueEncoder:
 
     def _ref(self, value: FxNode) -> Ref:
         try:
-            return self._refs[value]
+            return self.refs[value]
         except KeyError:
             raise UnkeyableGraph(f"a use of {value.op} {value.target}, which was dropped") from None
 
-    def _tuple(self, value: tuple[object, ...]) -> tuple[Argument, ...]:
-        return tuple([self.argument(part) for part in value])
-
     def _list(self, value: list[object]) -> list[Argument]:
-        return [self.argument(part) for part in value]
+        return list(self.arguments(value))
 
     def _dict(self, value: dict[object, object]) -> dict[str, Argument]:
         if not all(isinstance(name, str) for name in value):
@@ -183,7 +189,7 @@ class ValueEncoder:
         return {str(name): self.argument(part) for name, part in value.items()}
 
     def _slice(self, value: slice) -> slice:
-        return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
+        return slice(*self.arguments((value.start, value.stop, value.step)))
 
 
 def _new_meta(

@@ -45,6 +45,11 @@ def _names() -> dict[int, str]:
     return names
 
 
+def load_table() -> None:
+    """Import what the table names, 5 ms of it, where there is time: the first look-up does it otherwise."""
+    _names()
+
+
 def name_of(target: object) -> str | None:
     """Return the name of a function or operator overload, or None when the table has none for it.
 

@@ -98,25 +98,26 @@ class _Writer:
         meta_ids = self._meta_ids
         value = len(graph.inputs)
         emit(len(graph.nodes))
-        for node in graph.nodes:
-            key = (node.kind, node.target)
+        write, emit_name = self._arguments, self._string
+        for kind, target, args, kwargs, meta in graph.nodes:
+            key = (kind, target)
             number = targets.get(key)
             if number is None:
                 emit(0)
-                emit(node.kind)
-                self._string(node.target)
+                emit(kind)
+                emit_name(target)
                 targets[key] = len(targets) + 1
             else:
                 emit(number)
-            emit(len(node.args))
-            self._arguments(node.args, value)
-            emit(len(node.kwargs))
-            for name, argument in node.kwargs:
-                self._string(name)
-                self._arguments((argument,), value)
-            number = meta_ids.get(id(node.meta))
+            emit(len(args))
+            write(args, value)
+            emit(len(kwargs))
+            for name, argument in kwargs:
+                emit_name(name)
+                write((argument,), value)
+            number = meta_ids.get(id(meta))
             if number is None:
-                self._meta(node.meta)
+                self._meta(meta)
             else:
                 emit(number)
             value += 1
@@ -132,7 +133,10 @@ class _Writer:
                     raise form.malformed(f"value {value} refers to {argument}, which is not before it")
                 emit(distance << 4 | form.REF)
             elif kind is int:
-                emit(self._integer(argument) << 4 | form.INT)
+                if 0 <= argument <= form.INT64_MAX:  # type: ignore[operator]  # `kind` is its type
+                    emit(argument << 5 | form.INT)  # type: ignore[operator]  # zigzag of what is not negative
+                else:
+                    emit(self._integer(argument) << 4 | form.INT)
             elif argument is None or argument is True or argument is False or argument is ...:
                 emit(_SPECIAL[argument] << 4 | form.SPECIAL)
             elif kind is tuple or kind is list:

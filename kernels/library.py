@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,17 +12,45 @@ from torch._ops import OpOverload
 NAMESPACE = "fuse_cache"
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]  # torch.library has no types
 
+Reference = Callable[..., Tensor | tuple[Tensor, ...]]
 
-def define(schema: str, reference: Callable[..., Tensor]) -> OpOverload:
-    """Register an operator whose truth is `reference`: it runs eagerly and on fake tensors.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """An operator by its parts, in the order of its arguments: so that fused operators can be put together.
+
+    `tensors` and `attributes` are parts of a schema. `results` counts the tensors that `reference` returns,
+    of which the first is the one that a following operator reads.
+    """
+
+    name: str
+    tensors: str
+    attributes: str
+    results: int
+    reference: Reference
+
+    @property
+    def schema(self) -> str:
+        """Return the operator's schema."""
+        returns = "Tensor" if self.results == 1 else f"({', '.join(['Tensor'] * self.results)})"
+        return f"{self.name}({self.tensors}, {self.attributes}) -> {returns}"
+
+    @property
+    def num_tensors(self) -> int:
+        """Return how many arguments are tensors or may be: they come first."""
+        return self.tensors.count(",") + 1
+
+
+def define(family: Family) -> OpOverload:
+    """Register an operator whose truth is its reference: it runs eagerly and on fake tensors.
 
     Operators are functional: a graph that holds them may be reordered. Passes put them in and take them out
     again, so that no artifact needs them on the host.
     """
-    name = schema.split("(", 1)[0]
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]  # as above
-    _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # as above
-    torch.library.register_fake(f"{NAMESPACE}::{name}", reference, lib=_LIBRARY)
+    name = family.name
+    _LIBRARY.define(family.schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]  # as above
+    _LIBRARY.impl(name, family.reference, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]  # as above
+    torch.library.register_fake(f"{NAMESPACE}::{name}", family.reference, lib=_LIBRARY)
     overload = getattr(getattr(torch.ops, NAMESPACE), name).default
     assert isinstance(overload, OpOverload)
     return overload

@@ -1,0 +1,43 @@
+"""How scaled values become codes: what every quantiser shares, in plain PyTorch."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+DIVIDE: Final = "divide"  # x / scale
+RECIPROCAL: Final = "reciprocal"  # x * (1 / scale), the reciprocal rounded to float32
+MULTIPLY: Final = "multiply"  # x * scale: the graph holds the reciprocal already
+SCALINGS: Final = (DIVIDE, RECIPROCAL, MULTIPLY)
+
+
+def encode(
+    x: Tensor,
+    scale: Tensor,
+    scaling: str,
+    scaled_dtype: torch.dtype,
+    clamp_min: float | None,
+    clamp_max: float | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return the codes of x scaled, element by element.
+
+    x is [...] in bfloat16, float16 or float32, scale float32 and broadcasts to it. Computed in float32;
+    `scaled_dtype` is the dtype that the scaled value is rounded to, `clamp_min` and `clamp_max` its bounds
+    (None: none, and then what is out of range becomes what the cast makes of it). Codes of int8 are rounded
+    to the nearest, ties to even, before they are clamped. NaN stays NaN in FP8; in int8, which has none, it
+    is whatever the cast makes of it.
+    """
+    factor = torch.reciprocal(scale) if scaling == RECIPROCAL else scale
+    wide = x.to(torch.float32)
+    scaled = wide / factor if scaling == DIVIDE else wide * factor
+    scaled = scaled.to(scaled_dtype).to(torch.float32)
+    if dtype == torch.int8:
+        scaled = torch.round(scaled)
+    if clamp_min is not None:
+        scaled = torch.clamp_min(scaled, clamp_min)
+    if clamp_max is not None:
+        scaled = torch.clamp_max(scaled, clamp_max)
+    return scaled.to(dtype)

@@ -41,3 +41,11 @@ def encode(
     if clamp_max is not None:
         scaled = torch.clamp_max(scaled, clamp_max)
     return scaled.to(dtype)
+
+
+def zeros_after(rows: Tensor, multiple: int) -> Tensor:
+    """Return [A, B] with columns of zeros, up to the next multiple; contiguous. B may be symbolic."""
+    height, width = rows.shape
+    # Not `-width % multiple`: sums with it do not simplify, and shapes of them would need guards.
+    padding = (width + multiple - 1) // multiple * multiple - width
+    return torch.cat([rows, rows.new_zeros(height, padding)], 1)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fuse_cache.kernels.scaling import DIVIDE, MULTIPLY, encode
+from fuse_cache.kernels.scaling import DIVIDE, MULTIPLY, encode, zeros_after
 
 # `group`: how many neighbours of a row share a scale.
 PER_TENSOR: Final = -1
@@ -142,7 +141,8 @@ def _in_layout(scales: Tensor, layout: str) -> Tensor:
     if layout == PACKED:
         bits = scales.view(torch.int32)
         exponents = (bits >> 23) + ((bits & _MANTISSA) != 0).to(torch.int32)
-        exponents = F.pad(exponents, (0, -groups % 4)).reshape(tokens, (groups + 3) // 4, 4)
-        shifts = torch.arange(0, 32, 8, dtype=torch.int32, device=scales.device)
-        scales = (exponents << shifts).sum(-1, dtype=torch.int32)
-    return F.pad(scales.t(), (0, -tokens % TMA_ROWS))[:, :tokens].t()
+        first, second, third, fourth = (
+            zeros_after(exponents, 4).reshape(tokens, (groups + 3) // 4, 4).unbind(-1)
+        )
+        scales = first | (second << 8) | (third << 16) | (fourth << 24)
+    return zeros_after(scales.t(), TMA_ROWS)[:, :tokens].t()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from fuse_cache.kernels.scaling import DIVIDE, RECIPROCAL
+from fuse_cache.kernels.scaling import DIVIDE, RECIPROCAL, zeros_after
 
 GROUP: Final = 16
 TILE_ROWS: Final = 128  # Swizzled scales come in tiles of 128 rows by 4 groups.
@@ -89,9 +88,12 @@ def _e2m1(values: Tensor) -> Tensor:
 
 def _swizzle(scales: Tensor) -> Tensor:
     """Put [T, G] scales into tiles of 128 by 4."""
-    tokens, groups = scales.shape
-    padded = F.pad(scales.view(torch.uint8), (0, -groups % TILE_GROUPS, 0, -tokens % TILE_ROWS))
-    rows, columns = padded.shape
-    tiles = padded.reshape(rows // TILE_ROWS, 4, 32, columns // TILE_GROUPS, TILE_GROUPS)
-    tiles = tiles.permute(0, 3, 2, 1, 4).clone(memory_format=torch.contiguous_format)
-    return tiles.reshape(rows, columns).view(torch.float8_e4m3fn)
+    padded = zeros_after(zeros_after(scales.view(torch.uint8), TILE_GROUPS).t(), TILE_ROWS)
+    columns, rows = padded.shape
+    # By index: a dimension that counts tiles would be asked whether it is 1, and the answer burnt in.
+    place = torch.arange(rows * columns, device=scales.device)
+    within, tile = place % (TILE_ROWS * TILE_GROUPS), place // (TILE_ROWS * TILE_GROUPS)
+    tile_row, tile_column = tile // (columns // TILE_GROUPS), tile % (columns // TILE_GROUPS)
+    row = tile_row * TILE_ROWS + within // 4 % 4 * 32 + within // 16
+    column = tile_column * TILE_GROUPS + within % 4
+    return padded.reshape(-1)[column * rows + row].reshape(rows, columns).view(torch.float8_e4m3fn)

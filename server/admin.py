@@ -26,6 +26,7 @@ from fuse_cache.server.errors import (
 )
 from fuse_cache.server.metrics import Metrics, value
 from fuse_cache.server.pace import Pace
+from fuse_cache.server.recalls import Recalls
 from fuse_cache.server.reports import Reports
 from fuse_cache.server.rpc import Context, fails_with_status
 from fuse_cache.server.status import Status
@@ -47,6 +48,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         status: Status,
         reports: Reports,
         metrics: Metrics,
+        recalls: Recalls,
         drain: Callable[[float], int],
     ) -> None:
         """`drain(grace_s)` begins to stop the daemon and tells how many compilations run."""
@@ -54,6 +56,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         self._status = status
         self._reports = reports
         self._metrics = metrics
+        self._recalls = recalls
         self._drain = drain
         self._importing = asyncio.Lock()  # One import at a time: each holds an artifact in memory.
 
@@ -112,7 +115,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         ]
         if not request.dry_run:
             if request.builder:
-                self._status.revoke(request.builder)
+                await self._recall(request.builder)
             for info in chosen:
                 try:
                     await self._store.remove(info.key)
@@ -155,6 +158,20 @@ class AdminService(admin_pb2_grpc.AdminServicer):
     @fails_with_status
     async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
         return admin_pb2.DrainResponse(running=self._drain(max(0.0, request.grace_seconds)))
+
+    async def _recall(self, builder: str) -> None:
+        try:
+            await asyncio.to_thread(self._recalls.add, builder)
+        except ValueError as error:
+            raise InvalidRequestError("REQUEST_MALFORMED", str(error)) from error
+        except OSError as error:
+            # As good as it gets without a disk, and said so: hosts hear of it until this daemon restarts.
+            self._status.revoke((builder,))
+            raise UnavailableError(
+                "STORE_FAILED",
+                f"recalled until this daemon restarts only: the store cannot be written ({error.strerror})",
+            ) from error
+        self._status.revoke((builder,))
 
     async def _find(self, prefixes: Iterable[str]) -> list[EntryInfo]:
         """Return the one entry of each prefix."""

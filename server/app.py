@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fuse_cache.server.cache.filesystem import StoreFolderError, refuse_unusable
 from fuse_cache.server.config import ConfigError, ServerConfig, load_config
 from fuse_cache.server.epoch import EpochError, Sources, package_root, take_epoch, take_stamps
 from fuse_cache.server.logs import set_up_logging
@@ -41,6 +42,11 @@ def run(
     root = root or package_root()
     set_up_logging(config.log_level)
     try:
+        refuse_unusable(config.store)
+    except StoreFolderError as error:
+        log.error("cannot start", extra={"why": str(error)})
+        return 2  # Wrong usage, as any other option that cannot be right.
+    try:
         work = WorkFolder(config.work_dir)
         # Before the fork server loads anything, so that an edit in between is seen as a change.
         stamps = take_stamps(root, op_modules=config.op_modules)
@@ -51,6 +57,9 @@ def run(
         memo = config.work_dir / "fingerprints.json"
         epoch = take_epoch(stamps, root, op_modules=config.op_modules, memo=memo)
         return asyncio.run(_serve(config, work, link, Sources(epoch, stamps, root, memo), seed_entry))
+    except StoreFolderError as error:  # Of another format, or without renames: seen when it is opened.
+        log.error("cannot start", extra={"why": str(error)})
+        return 2
     except (StartError, EpochError, OSError) as error:
         log.error("cannot start", extra={"why": str(error)})
         return 1

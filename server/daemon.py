@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import logging
 import os
 import time
@@ -14,18 +16,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from fuse_cache.proto import admin_pb2, admin_pb2_grpc, compile_pb2, compile_pb2_grpc
 from fuse_cache.proto.artifact_pb2 import SignedManifest
 from fuse_cache.proto.limits import CONTENT_BYTES
-from fuse_cache.proto.signing import (
-    KeyFileError,
-    SignatureError,
-    SigningKey,
-    TrustSet,
-    parse_public_key,
-    verify,
-)
-from fuse_cache.proto.trust import TrustError, open_trust_folder
+from fuse_cache.proto.signing import SignatureError, verify
 from fuse_cache.server.admin import AdminService
 from fuse_cache.server.admission import Gate
 from fuse_cache.server.cache.compose import DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, open_store
+from fuse_cache.server.cache.tier import TierError
 from fuse_cache.server.checker import GraphChecker
 from fuse_cache.server.compiler import Compiler
 from fuse_cache.server.config import ServerConfig
@@ -37,10 +32,12 @@ from fuse_cache.server.follow import Follower
 from fuse_cache.server.freshness import Freshness
 from fuse_cache.server.http import HttpPages
 from fuse_cache.server.jobs import Jobs
+from fuse_cache.server.keys import load_keys
 from fuse_cache.server.listen import bind
 from fuse_cache.server.lookup import Lookups
 from fuse_cache.server.metrics import Metrics
 from fuse_cache.server.misses import MissLog
+from fuse_cache.server.recalls import Recalls
 from fuse_cache.server.reports import Reports
 from fuse_cache.server.seeds import Seeds
 from fuse_cache.server.service import CompileService, raw_handler
@@ -88,7 +85,9 @@ class Daemon:
         self._grace_s = config.drain_grace_s
         self._tasks: list[asyncio.Task[None]] = []
 
-        signing_key, trusted = _keys(config)
+        signing_key, trusted = load_keys(config)
+        self._recalls = Recalls(config.store)
+        trusted = dataclasses.replace(trusted, revoked=self._recalls.read())
         self.metrics = metrics = Metrics()
         self.freshness = freshness = Freshness(sources, on_change=self._link.reload)
         self.status = status = Status(targets=config.target, freshness=freshness, link=link, trusted=trusted)
@@ -147,7 +146,12 @@ class Daemon:
             metrics=metrics,
         )
         self._admin_service = AdminService(
-            store=store, status=status, reports=reports, metrics=metrics, drain=self._drain_by_rpc
+            store=store,
+            status=status,
+            reports=reports,
+            metrics=metrics,
+            recalls=self._recalls,
+            drain=self._drain_by_rpc,
         )
         self._server = grpc.aio.server(options=OPTIONS)
         self._health = health.aio.HealthServicer()
@@ -237,11 +241,23 @@ class Daemon:
         if self._config.target:
             await self._seeds.ready(self.freshness.epoch, self._config.target[0])
         await asyncio.to_thread(self._work.sweep)
+        await asyncio.to_thread(self._seeds.sweep, self.freshness.epoch, self._config.target)
 
     async def _watch_store(self) -> None:
         while True:
             self.status.store_reason = await asyncio.to_thread(self.store.catalogue.health)
+            # Another daemon of this store may have been told to recall a builder.
+            new = self.status.revoke(await asyncio.to_thread(self._recalls.read))
+            if new:
+                await self._remove_builders(new)
             await asyncio.sleep(STORE_WATCH_S)
+
+    async def _remove_builders(self, builders: frozenset[str]) -> None:
+        log.warning("builders recalled", extra={"builders": sorted(builders)})
+        with contextlib.suppress(TierError):  # What stays is refused when it is read.
+            keys = [info.key async for info in self.store.iterate() if info.facts.builder in builders]
+            for key in keys:
+                await self.store.remove(key)
 
     def _loading_changed(self, loading: Loading) -> None:
         log.info("workers", extra={"state": loading.value, "why": self._link.message})
@@ -257,23 +273,3 @@ class Daemon:
     async def _set_health(self, state: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
         for name in ("", *SERVICES):
             await self._health.set(name, state)
-
-
-def _keys(config: ServerConfig) -> tuple[SigningKey, TrustSet]:
-    """Return the key that we sign with and the keys whose artifacts we serve.
-
-    Raises:
-        OSError: a key is not usable; the message says which.
-    """
-    try:
-        if config.signing_key is not None:
-            signing_key = SigningKey.load(config.signing_key)
-            keys = {signing_key.public_key}
-        else:
-            folder = open_trust_folder()
-            signing_key = folder.signing_key()
-            keys = {signing_key.public_key, *folder.trusted_keys()}
-        keys.update(parse_public_key(path.read_text()) for path in config.trusted_keys)
-    except (TrustError, KeyFileError) as error:
-        raise OSError(str(error)) from error
-    return signing_key, TrustSet(keys=frozenset(keys))

@@ -20,6 +20,7 @@ from blake3 import blake3
 
 from fuse_cache.proto.digest import FieldDigest
 from fuse_cache.proto.toolchain import Toolchain, local_toolchain
+from fuse_cache.server.cxx import CxxProgram, cxx_identity, find_cxx
 from fuse_cache.server.key import SCHEMA, KeyFields
 from fuse_cache.server.op_sources import op_files, op_tags
 
@@ -56,6 +57,7 @@ class Epoch:
     worker_sources: bytes
     header_sources: bytes  # of these, what precompiled headers depend on; not in the key by itself
     toolchain: Toolchain
+    cxx: str  # the C++ compiler, as cxx.py describes it
     op_modules: tuple[str, ...]
     op_tags: tuple[str, ...]  # the same, each with the digest of its sources
 
@@ -75,6 +77,7 @@ class Epoch:
             python=self.toolchain.python,
             torch_fingerprint=self.toolchain.torch_fingerprint,
             triton_fingerprint=self.toolchain.triton_fingerprint,
+            cxx=self.cxx,
             kernel_sources=self.kernel_sources,
             worker_sources=self.worker_sources,
             op_modules=self.op_tags,
@@ -93,6 +96,7 @@ class Stamps:
     build: bytes  # what workers load
     own: bytes  # what this process has loaded itself: a change needs a restart, not a new fork server
     toolchain: Toolchain
+    cxx: CxxProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ class Sources:
 
 
 def take_stamps(root: Path, *, op_modules: tuple[str, ...] = ()) -> Stamps:
-    """Look at every source file (200 calls of stat, 1 ms) and at the wheels. Blocking.
+    """Look at every source file (200 calls of stat, 1 ms), the wheels and the C++ compiler. Blocking.
 
     Raises:
         EpochError: the toolchain cannot be told.
@@ -122,7 +126,7 @@ def take_stamps(root: Path, *, op_modules: tuple[str, ...] = ()) -> Stamps:
         for path in op_files(module):
             _stamp(build, str(path))
     try:
-        return Stamps(build.digest(), own.digest(), local_toolchain())
+        return Stamps(build.digest(), own.digest(), local_toolchain(), find_cxx())
     except RuntimeError as error:
         raise EpochError(str(error)) from error
 
@@ -134,10 +138,11 @@ def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo:
     Raises:
         EpochError: the fingerprint command failed.
     """
-    passes = _remembered(memo, stamps)
-    if passes is None:
-        passes = _run_fingerprint_command(root)
-        _remember(memo, stamps, passes)
+    taken = _remembered(memo, stamps)
+    if taken is None:
+        taken = _run_fingerprint_command(root), cxx_identity(stamps.cxx)
+        _remember(memo, stamps, *taken)
+    passes, cxx = taken
     kernel_sources = _sources(path for path in (root / "kernels").glob("*.py"))
     worker_sources = _sources(
         itertools.chain(
@@ -151,7 +156,7 @@ def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo:
     hasher.add("schema", SCHEMA).add("passes", tuple(sorted(passes.items())))
     hasher.add("kernel_sources", kernel_sources).add("worker_sources", worker_sources)
     hasher.add("python", toolchain.python).add("torch", toolchain.torch_fingerprint)
-    hasher.add("triton", toolchain.triton_fingerprint).add("op_modules", tags)
+    hasher.add("triton", toolchain.triton_fingerprint).add("cxx", cxx).add("op_modules", tags)
     return Epoch(
         name=hasher.digest()[:8].hex(),
         passes=passes,
@@ -159,6 +164,7 @@ def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo:
         worker_sources=worker_sources,
         header_sources=_sources(root / "server" / "worker" / name for name in _HEADER_SOURCES),
         toolchain=toolchain,
+        cxx=cxx,
         op_modules=op_modules,
         op_tags=tags,
     )
@@ -197,24 +203,26 @@ def _run_fingerprint_command(root: Path) -> dict[str, bytes]:
     return {name: bytes.fromhex(digest) for name, digest in json.loads(done.stdout)["passes"].items()}
 
 
-def _remembered(memo: Path | None, stamps: Stamps) -> dict[str, bytes] | None:
+def _remembered(memo: Path | None, stamps: Stamps) -> tuple[dict[str, bytes], str] | None:
     if memo is None:
         return None
     try:
         found = json.loads(memo.read_bytes())
         if found["stamp"] == _memo_stamp(stamps):
-            return {name: bytes.fromhex(digest) for name, digest in found["passes"].items()}
+            passes = {name: bytes.fromhex(digest) for name, digest in found["passes"].items()}
+            return passes, str(found["cxx"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass  # None yet, or of another version.
     return None
 
 
-def _remember(memo: Path | None, stamps: Stamps, passes: Mapping[str, bytes]) -> None:
+def _remember(memo: Path | None, stamps: Stamps, passes: Mapping[str, bytes], cxx: str) -> None:
     if memo is None:
         return
     found = {
         "stamp": _memo_stamp(stamps),
         "passes": {name: digest.hex() for name, digest in passes.items()},
+        "cxx": cxx,
     }
     temp = memo.with_name(f".{memo.name}.{os.getpid()}")
     try:
@@ -226,4 +234,4 @@ def _remember(memo: Path | None, stamps: Stamps, passes: Mapping[str, bytes]) ->
 
 def _memo_stamp(stamps: Stamps) -> str:
     # Pass fingerprints cover files of proto/ too, so both stamps count.
-    return blake3(stamps.build + stamps.own).hexdigest()
+    return blake3(stamps.build + stamps.own + repr(stamps.cxx).encode()).hexdigest()

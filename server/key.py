@@ -8,7 +8,7 @@ from typing import Final
 
 from fuse_cache.proto.digest import FieldDigest
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 _CONTEXT: Final = "fuse-cache 2026 artifact key v1"
 
 
@@ -23,6 +23,7 @@ class KeyFields:
     python: str  # "3.11": wrapper code and extension modules are of one minor version
     torch_fingerprint: bytes  # Inductor's generated code changes with every build of torch
     triton_fingerprint: bytes  # empty where Triton is not installed
+    cxx: str  # name, version and machine of the C++ compiler: it writes the kernels
     kernel_sources: bytes  # our kernels, references and their registration
     worker_sources: bytes  # our own steps of a compilation: rebuild, Inductor's settings, flags, packing
     op_modules: tuple[str, ...] = ()  # with their digests: they register operators, may bring lowerings

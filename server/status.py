@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import time
+from collections.abc import Collection
 
 from fuse_cache.proto.compile_pb2 import CapabilitiesResponse, Limits, ToolchainOffer
 from fuse_cache.proto.graph_codec import SCHEMAS
@@ -20,14 +22,19 @@ class Status:
     def __init__(
         self, *, targets: tuple[str, ...], freshness: Freshness, link: SupervisorLink, trusted: TrustSet
     ) -> None:
+        """Take what is trusted, with the builders that are recalled already."""
         self.targets = targets
         self.freshness = freshness
         self.trusted = trusted
         self.draining = False
-        self.revocations_version = 0
         self.store_reason = ""  # What does not work in the store, as it said last.
         self._link = link
         self._started_s = time.monotonic()
+
+    @property
+    def revocations_version(self) -> int:
+        """How long the list of recalled builders is: it only grows, and survives with the store."""
+        return len(self.trusted.revoked)
 
     @property
     def uptime_s(self) -> float:
@@ -52,16 +59,12 @@ class Status:
             return "DRAINING"
         return "DEGRADED" if self.problems() else "SERVING"
 
-    def revoke(self, builder: str) -> None:
-        """Recall all artifacts of a builder; hosts learn of it through Capabilities."""
-        if builder not in self.trusted.revoked:
-            self.trusted = TrustSet(
-                keys=self.trusted.keys,
-                bytecode_keys=self.trusted.bytecode_keys,
-                revoked=self.trusted.revoked | {builder},
-                allow_unsigned=self.trusted.allow_unsigned,
-            )
-            self.revocations_version += 1
+    def revoke(self, builders: Collection[str]) -> frozenset[str]:
+        """Recall these builders, which hosts learn of through Capabilities; return those that are new."""
+        new = frozenset(builders) - self.trusted.revoked
+        if new:
+            self.trusted = dataclasses.replace(self.trusted, revoked=self.trusted.revoked | new)
+        return new
 
     def capabilities(self) -> CapabilitiesResponse:
         """Return the answer of `Capabilities`."""

@@ -30,7 +30,13 @@ def serve(
         bool | None, typer.Option("--insecure", help="Serve plaintext to other machines.")
     ] = None,
 ) -> int:
-    """Serve artifacts and compile what is missing, until SIGTERM."""
+    """Serve artifacts and compile what is missing, until SIGTERM.
+
+    Every option also comes from the environment (FUSE_CACHE_WORKERS=4) or from the TOML file of --config.
+    Models with operators of their own: name the modules that register them, as in op_modules =
+    ["my_model.ops"] in the file or FUSE_CACHE_OP_MODULES=my_model.ops,other.ops; the daemon's workers import
+    them.
+    """
     from fuse_cache.server import app
     from fuse_cache.server.config import ConfigError, load_config
 

@@ -45,6 +45,29 @@ def type_of_mount(path: str, mountinfo: str) -> str:
     return found
 
 
+def refuse_unusable(folder: Path) -> None:
+    """Raise StoreFolderError when `folder` cannot be a store whatever happens next: for a start, at which
+    somebody is there to give another one. A folder that may only be read is fine.
+    """
+    existing = folder.absolute()
+    while not existing.exists() and not existing.is_symlink() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise StoreFolderError(
+            f"{folder} cannot be a store: {existing} is not a directory; give --store another folder"
+        )
+    if existing == folder.absolute():
+        needed, what = os.R_OK | os.X_OK, "read"
+    else:
+        needed, what = os.W_OK | os.X_OK, "make folders in"
+    if not os.access(existing, needed):
+        raise StoreFolderError(
+            f"{folder} cannot be a store: uid {os.getuid()} may not {what} {existing}; "
+            "give --store a folder of your own, or change its owner or mode"
+        )
+    refuse_network(folder)
+
+
 def refuse_network(folder: Path, *, mountinfo: Path = Path("/proc/self/mountinfo")) -> None:
     """Raise StoreFolderError when `folder`, or its nearest existing parent, is on a network file system."""
     try:

@@ -5,6 +5,7 @@ DIR/cache.db*, DIR/index.lock       the index (index.py); can be deleted at any 
 DIR/manifest/ab/<hex>, content/...  one file per entry, found by name alone: a read needs no index
 DIR/temp/<random>                   files being written
 DIR/quarantine/                     the last few damaged or reported files, as evidence
+DIR/recalled/<builder id>           recalled builders (../recalls.py)
 DIR/reserve                         space to delete with when the disk is full
 """
 

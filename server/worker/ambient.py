@@ -45,7 +45,7 @@ def ambient_state(ambient: Ambient) -> Iterator[None]:
         torch.set_float32_matmul_precision(ambient.float32_matmul_precision)
         _sdpa(stack, ambient.sdpa_backends)
         for device, dtype in ambient.autocast:
-            stack.enter_context(torch.autocast(device, _dtype(dtype)))
+            _autocast(stack, device, _dtype(dtype))
         yield
 
 
@@ -77,6 +77,21 @@ def _sdpa(stack: contextlib.ExitStack, enabled: tuple[str, ...]) -> None:
         enable = getattr(torch.backends.cuda, f"enable_{suffix}")
         stack.callback(enable, is_enabled())
         enable(name in enabled)
+
+
+def _autocast(stack: contextlib.ExitStack, device: str, dtype: torch.dtype) -> None:
+    """Switch autocast on as a host has it.
+
+    By the switches and not by `torch.autocast`, which asks the device what it can: here there may be none,
+    and it would stay off with a warning, or raise.
+    """
+    stack.callback(torch.clear_autocast_cache)
+    stack.callback(torch.set_autocast_dtype, device, torch.get_autocast_dtype(device))
+    stack.callback(torch.set_autocast_enabled, device, torch.is_autocast_enabled(device))
+    torch.set_autocast_enabled(device, True)
+    torch.set_autocast_dtype(device, dtype)
+    torch.autocast_increment_nesting()
+    stack.callback(torch.autocast_decrement_nesting)
 
 
 def _switch(stack: contextlib.ExitStack, owner: Any, name: str, value: bool) -> None:

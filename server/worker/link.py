@@ -90,9 +90,13 @@ class SupervisorLink:
         self._socket = ours
 
     def attach(self) -> None:
-        """Begin to listen, in the running event loop."""
+        """Begin to listen, in the running event loop, and have a fork server loaded.
+
+        Not before: loading torch takes both cores of a small machine, and lookups are to be answered first.
+        """
         assert self._socket is not None
         asyncio.get_running_loop().add_reader(self._socket, self._readable)
+        self._tell({"op": "reload"})
 
     async def wait_ready(self, timeout_s: float) -> Loading:
         """Wait until the fork server is loaded or has failed to, or the time is over; tell which."""
@@ -122,17 +126,13 @@ class SupervisorLink:
         self._order(tool_id, {"op": "tool", "id": tool_id, "argv": argv, "seconds": seconds}, (stdio_fd,))
 
     def kill(self, task_id: str) -> None:
-        """Have a job or tool killed. It then ends."""
-        with contextlib.suppress(OSError):
-            assert self._socket is not None
-            processes.send_packet(self._socket, {"op": "kill", "id": task_id})
+        """Have a job or tool killed. It then ends; without a supervisor it has ended already."""
+        self._tell({"op": "kill", "id": task_id})
 
     def reload(self) -> None:
         """Load a new fork server; the old one ends with its last job."""
         self._set_loading(Loading.LOADING)
-        with contextlib.suppress(OSError):
-            assert self._socket is not None
-            processes.send_packet(self._socket, {"op": "reload"})
+        self._tell({"op": "reload"})
 
     async def ended(self, task_id: str) -> Ended:
         """Wait for the end of a job or tool that was started."""
@@ -172,6 +172,12 @@ class SupervisorLink:
             processes.send_packet(self._socket, order, descriptors)
         except (OSError, AssertionError):
             future.set_result(Ended(-1, "not_ready"))
+
+    def _tell(self, order: dict[str, object]) -> None:
+        """Send what a supervisor that has died, or is being replaced, need not hear."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # The read side notices its death.
+                processes.send_packet(self._socket, order)
 
     def _set_loading(self, loading: Loading, message: str = "") -> None:
         self.loading, self.message = loading, message

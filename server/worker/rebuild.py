@@ -43,6 +43,11 @@ from fuse_cache.server.worker.protocol import BuildFailed
 from fuse_cache.server.worker.sizes import Size, Sizes, fresh_sizes
 
 _STAGE: Final = "rebuild"
+_HOW_TO_REGISTER: Final = (
+    "the daemon must import the module that registers it; name it in the daemon's configuration "
+    '(op_modules = ["my_model.ops"] in its TOML file, or FUSE_CACHE_OP_MODULES=my_model.ops,other.ops in its '
+    "environment) and restart it"
+)
 _STATIC_INPUT: Final = {"_dynamo_static_input_type": "unguarded"}
 
 
@@ -112,9 +117,7 @@ def _check_schemas(graph: Graph) -> None:
         try:
             op = operator_of(sent.name)
         except UnknownTarget as error:
-            raise OpMissing(
-                sent.name, f"{error}: the daemon must import the module that registers it"
-            ) from error
+            raise OpMissing(sent.name, f"{error}: {_HOW_TO_REGISTER}") from error
         here = str(op._schema)
         if here != sent.schema:
             raise SchemaMismatch(

@@ -8,7 +8,7 @@ descendants; when the daemon is gone, so is everything below here.
 
 Packets (SOCK_SEQPACKET, JSON). From the daemon, descriptors in brackets:
     {"op": "job", "id", "dir", "seconds", "bytes"} [progress pipe]    {"op": "kill", "id"}
-    {"op": "tool", "id", "argv", "seconds"} [stdin and stdout]        {"op": "reload"}
+    {"op": "tool", "id", "argv", "seconds"} [stdin and stdout]        {"op": "reload"}: the first one loads
 To the daemon:
     {"event": "ready"}    {"event": "loading"}    {"event": "not_ready", "message"}
     {"event": "started", "id", "pid"}
@@ -80,7 +80,6 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._selector.register(self._daemon, selectors.EVENT_READ)
         self._selector.register(wakeup_read, selectors.EVENT_READ)
-        self._start_template()
         alive = True
         while alive:
             for key, _ in self._selector.select(self._wait_s()):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 
+import pytest
 from hypothesis import strategies as st
 
 from fuse_cache.proto import targets
@@ -45,7 +47,9 @@ from fuse_cache.proto.graph import (
     SymMeta,
     TensorMeta,
 )
+from fuse_cache.proto.graph_codec import GraphError, decode, encode
 
+X = TensorMeta("float32", "cpu", (4, 8), (8, 1))
 QUIET_NAN: float = struct.unpack(">d", bytes.fromhex("7ff8000000000001"))[0]
 
 
@@ -251,3 +255,24 @@ def large(nodes: int) -> Graph:
     weight = TensorMeta("bfloat16", "cpu", (512, 512), (512, 1))
     inputs = (Input(SymMeta(tokens)), Input(weight, Role.PARAMETER))
     return Graph(Level.DYNAMO, (Symbol(1, None),), inputs, tuple(made), (Ref(first + nodes - 1),))
+
+
+def graph_of(
+    *args: Argument,
+    target: str = "torch.abs",
+    kind: NodeKind = NodeKind.FUNCTION,
+    meta: Meta = X,
+    kwargs: tuple[tuple[str, Argument], ...] = (),
+    level: Level = Level.DYNAMO,
+    **fields: object,
+) -> Graph:
+    """Return a graph of one tensor and one call."""
+    made = Graph(level, (), (Input(X),), (Node(kind, target, args, kwargs, meta),), (Ref(1),))
+    return dataclasses.replace(made, **fields)  # type: ignore[arg-type]  # fields of Graph by name
+
+
+def refused(graph: Graph) -> GraphError:
+    """Return why a graph that can be written cannot be read, or cannot be written at all."""
+    with pytest.raises(GraphError) as caught:
+        decode(encode(graph))
+    return caught.value

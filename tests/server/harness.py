@@ -223,7 +223,7 @@ class FakeDaemon:
         }
         self.environment = {
             **os.environ,
-            "PYTHONPATH": str(FAKES),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(FAKES), os.environ.get("PYTHONPATH")))),
             "FUSE_CACHE_TRUST_DIR": str(folder / "trust"),
         }
         self.log_path = folder / "log"

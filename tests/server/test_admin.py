@@ -36,7 +36,12 @@ async def test_an_import_that_stalls_gives_way_to_the_next(monkeypatch: pytest.M
     monkeypatch.setattr("fuse_cache.server.admin.IMPORT_PATIENCE_S", 0.2)
     nothing: Any = None
     service: Any = AdminService(
-        store=nothing, status=nothing, reports=nothing, metrics=Metrics(), drain=lambda grace_s: 0
+        store=nothing,
+        status=nothing,
+        reports=nothing,
+        metrics=Metrics(),
+        recalls=nothing,
+        drain=lambda grace_s: 0,
     )
 
     async def silence() -> AsyncIterator[ImportRequest]:

@@ -236,7 +236,8 @@ def test_the_supervisor_is_replaced_and_its_orphans_are_buried(tmp_path: Path) -
             assert time.monotonic() - began < 10
             call.close()
             until(lambda: not [p for p in before if p.is_running()], what="orphans")  # noqa: B023
-            assert compile_piece(stub, piece(number=9, namespace=victim)).WhichOneof("event") == "done"
+            event = compile_piece(stub, piece(number=9, namespace=victim))
+            assert event.WhichOneof("event") == "done", f"{victim}: {event}"
 
 
 def test_a_taken_address_and_a_bad_folder_are_errors_with_a_reason(tmp_path: Path) -> None:
@@ -253,9 +254,10 @@ def test_a_taken_address_and_a_bad_folder_are_errors_with_a_reason(tmp_path: Pat
 
 
 def test_a_read_only_store_costs_the_writes_only(tmp_path: Path) -> None:
-    """The folder cannot be made: memory serves, and the daemon says that it is degraded."""
-    (tmp_path / "file").write_text("in the way")
-    with FakeDaemon(tmp_path / "d", store=str(tmp_path / "file" / "store")) as daemon:
+    """Something is in the way of what it writes: memory serves, and the daemon says that it is degraded."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "temp").write_text("in the way")
+    with FakeDaemon(tmp_path / "d", store=str(tmp_path / "store")) as daemon:
         stub, wanted = daemon.stub(), piece(number=10)
         compile_piece(stub, wanted)
         assert lookup(stub, wanted).results[0].found

@@ -16,12 +16,13 @@ FIELDS = KeyFields(
     python="3.11",
     torch_fingerprint=b"\3" * 32,
     triton_fingerprint=b"",
+    cxx="gcc version 12.2.0 (Debian 12.2.0-14), x86_64-linux-gnu",
     kernel_sources=b"\4" * 32,
     worker_sources=b"\5" * 32,
     op_modules=("my.ops",),
 )
 # Golden: entries in stores have this name. Another one needs another schema.
-GOLDEN = "162ed0d337aa55342611406a2353f6490fbe4986d7ed07c2a04d1f5d02da8dcb"
+GOLDEN = "ed9202b7f954ae6501c8cd4e003c8057a6cc101aa8b8e5322de7618ebb1233e3"
 
 
 def other(value: object) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -23,6 +24,32 @@ class _Pool:
         if self.fails:
             raise WorkerDied("it was killed")
         return Built(content=b"seed")
+
+
+async def test_seeds_that_no_living_daemon_uses_are_removed(tmp_path: Path) -> None:
+    now = take_epoch(take_stamps(package_root()), package_root(), op_modules=())
+    before = dataclasses.replace(now, header_sources=b"older")
+    base = tmp_path / "seeds"
+
+    def daemon(name: str) -> Seeds:
+        pool = _Pool()
+        pool.fails = False
+        return Seeds(base, WorkFolder(tmp_path / name), cast(WorkerPool, pool), "entry")
+
+    living, dead, ours = daemon("living"), daemon("dead"), daemon("ours")
+    in_use = await living.ready(before, "cpu-avx2")
+    left = await dead.ready(before, "cpu-avx512")
+    next_start = await dead.ready(now, "cpu-avx512")
+    own = await ours.ready(now, "cpu-avx2")
+    assert None not in (in_use, left, next_start, own)
+    await dead.close()
+    ours.sweep(now, ("cpu-avx2", "cpu-avx512"))
+    assert set(base.iterdir()) == {in_use, next_start, own}, "what is used, and what this daemon may use"
+    await living.close()
+    ours.sweep(now, ("cpu-avx2", "cpu-avx512"))
+    assert set(base.iterdir()) == {next_start, own}
+    assert await living.ready(before, "cpu-avx2") is not None
+    await ours.close()
 
 
 async def test_a_seed_that_failed_is_made_later(tmp_path: Path) -> None:

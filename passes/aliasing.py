@@ -65,6 +65,10 @@ class Aliasing:
         """Return whether the node runs after the other one."""
         return self._position[node] > self._position[other]
 
+    def position(self, node: fx.Node) -> int:
+        """Return the node's place in the order in which nodes run; an adopted node has that of another."""
+        return self._position[node]
+
     def adopt(self, node: fx.Node, beside: fx.Node) -> None:
         """Take in a node that was inserted at the place of another one, with storage of its own."""
         self._position[node] = self._position[beside]

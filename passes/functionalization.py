@@ -7,6 +7,7 @@ Calls that write to views of their base are left as they are, for Inductor's own
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -92,7 +93,7 @@ def _is_written(argument: torch.Argument) -> bool:
 def _write_in_place(graph: fx.Graph, call: _Call, aliasing: Aliasing) -> None:
     """Put the mutating call, and the copies it needs, in the place of the functionalised one."""
     node = call.node
-    results = {user.args[1]: user for user in list(node.users)}
+    results = _results(graph, node, aliasing)
     values = node.meta["val"]
     with graph.inserting_before(node):
         targets: dict[str, fx.Node] = {}
@@ -122,6 +123,19 @@ def _write_in_place(graph: fx.Graph, call: _Call, aliasing: Aliasing) -> None:
             assert isinstance(index, int)
             result.replace_input_with(node, direct)
     graph.erase_node(node)
+
+
+def _results(graph: fx.Graph, node: fx.Node, aliasing: Aliasing) -> dict[object, fx.Node]:
+    """Return the nodes that take the call's results apart, by index, one for each: of several that take the
+    same result the first serves the readers of all."""
+    results: dict[object, fx.Node] = {}
+    for user in sorted(node.users, key=aliasing.position):
+        assert user.target is operator.getitem
+        first = results.setdefault(user.args[1], user)
+        if first is not user:
+            user.replace_all_uses_with(first)
+            graph.erase_node(user)
+    return results
 
 
 def _read_from(graph: fx.Graph, result: fx.Node, target: fx.Node, aliasing: Aliasing) -> None:

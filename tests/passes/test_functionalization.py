@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -140,3 +141,29 @@ def test_a_write_to_a_view_is_left_to_inductor() -> None:
     outcome = run_pass(functionalization.PASS, gm)
     assert (outcome.candidates, outcome.matches) == (1, 0)
     torch.testing.assert_close(call(gm, *arguments)[0], function(*arguments))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_several_nodes_that_take_the_same_result_are_one(place: int) -> None:
+    # Graph rewrites leave such pairs behind; `store` returns one result, then the cache's new value.
+    def function(x: Tensor, r: Tensor) -> Any:
+        cache = x * 2
+        out = store(cache, r)
+        return out + 1, cache + 1, out - 1, cache - 1
+
+    arguments = torch.rand(4, 8), torch.rand(4, 8)
+    gm = aot_graph(function, *arguments)
+    (one,) = [
+        node for node in gm.graph.nodes if node.target is operator.getitem and node.args[1] == place
+    ]
+    first, *_, last = list(one.users)
+    with gm.graph.inserting_before(last):
+        again = gm.graph.call_function(operator.getitem, one.args)
+    again.meta.update(one.meta)
+    last.replace_input_with(one, again)
+    assert (first.args[0], last.args[0]) == (one, again)
+    outcome = run_pass(functionalization.PASS, gm)
+    assert outcome.matches == 1
+    assert "auto_functionalized" not in "".join(targets(gm))
+    for found, expected in zip(call(gm, *arguments), function(*arguments), strict=True):
+        torch.testing.assert_close(found, expected)

@@ -14,6 +14,7 @@ import sympy
 import torch
 import torch.fx.experimental._config as symbolic_config
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx import Node as FxNode
@@ -107,7 +108,9 @@ def rebuild(graph: Graph, request_range: Range) -> Rebuilt:
         with fake_mode:
             example_inputs = _fake_inputs(graph.inputs, sizes)
         gm = _build(graph, example_inputs)
-        with fake_mode:
+        # As Dynamo computes them: without the Python dispatcher, composite operators written in C++ (linear on
+        # torch 2.11) ask for sizes as plain numbers, which burns the example's in.
+        with fake_mode, enable_python_dispatcher():
             _Propagator(gm, graph, sizes).run(*example_inputs)
     return Rebuilt(gm, example_inputs, fake_mode, sizes.shape_env, sizes.symbols, sizes.bounds, sizes.hints)
 

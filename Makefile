@@ -3,12 +3,15 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTHON211 ?= python3.12
+VENV211 ?= .venv211
+STAMP211 := $(VENV211)/.installed
 # Folders named `proto` and `kernels` would shadow packages of those names if the checkout were on sys.path.
 export PYTHONSAFEPATH := 1
 # Inductor's own parallel compile pool gains nothing on two cores and outlives its tests.
 export TORCHINDUCTOR_COMPILE_THREADS ?= 1
 
-.PHONY: setup system demo test test-slow bench check format proto clean
+.PHONY: setup system demo test test-slow test-torch211 bench check format proto clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
@@ -31,6 +34,18 @@ test: setup system
 
 test-slow: setup system
 	$(BIN)/pytest -q -m slow
+
+# What depends on torch, on the oldest torch and another Python. By hand, never in CI: its CUDA wheels are 5 GB.
+test-torch211: $(STAMP211) system
+	$(VENV211)/bin/pytest -q tests/proto tests/kernels tests/passes tests/client tests/server/worker \
+	  tests/e2e/test_models.py tests/e2e/test_round_trip.py
+
+$(STAMP211): pyproject.toml constraints.txt
+	test -x $(VENV211)/bin/python || $(PYTHON211) -m venv $(VENV211)
+	sed -e 's/^torch==.*/torch==2.11.0/' -e 's/^triton==.*/triton==3.6.0/' constraints.txt >$(VENV211)/constraints.txt
+	$(VENV211)/bin/python -m pip install --quiet --disable-pip-version-check -c $(VENV211)/constraints.txt torch triton
+	$(VENV211)/bin/python -m pip install --quiet --disable-pip-version-check -c $(VENV211)/constraints.txt -e '.[dev]'
+	touch $@
 
 bench: setup system
 	$(BIN)/python tests/bench/run.py

@@ -20,8 +20,6 @@ from fuse_cache.proto.limits import GRAPH_LIMITS, GraphLimits
 
 __all__ = ["GraphError", "GraphReason", "Summary", "decode", "encode", "graph_digest", "validate"]
 
-SCHEMAS = (form.SCHEMA,)
-
 
 def encode(graph: Graph) -> bytes:
     """Return the canonical bytes of `graph`.

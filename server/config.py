@@ -7,13 +7,13 @@ import ipaddress
 import os
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from typing import Any
 
 from fuse_cache.proto.cpu_target import CPU_TARGETS, is_cpu_target, refusal
+from fuse_cache.server.option_readers import boolean, list_of, number, one_of, path, text
 
 PREFIX = "FUSE_CACHE_"
 # Names under our prefix that others read: the client's options, and what both sides find their trust folder
@@ -34,74 +34,94 @@ class ConfigError(ValueError):
     """
 
 
-class ServerConfig(BaseModel):
-    """The options of `fuse-cache serve`. A list may be written as one text with commas."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The options of `fuse-cache serve`. A list may be written as one text with commas.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    Made by `load_config`, which checks. Not a pydantic model: importing that took a fifth of the start.
+    """
 
     listen: tuple[str, ...] = ("127.0.0.1:7788",)
     http: str = "127.0.0.1:7789"  # "" for none
-    store: Path = Field(default_factory=lambda: _cache_home() / "store")
+    store: Path = field(default_factory=lambda: _cache_home() / "store")
     redis: str = ""
-    workers: int = Field(default_factory=lambda: max(1, len(os.sched_getaffinity(0)) // 2), ge=1, le=1024)
-    target: tuple[str, ...] = ()
-    executor: Literal["local"] = "local"
+    workers: int = field(default_factory=lambda: max(1, len(os.sched_getaffinity(0)) // 2))
+    # Any CPU target builds anywhere (nothing is run), but loading it back to prove it whole needs the
+    # processor.
+    target: tuple[str, ...] = field(
+        default_factory=lambda: tuple(t.name for t in CPU_TARGETS if refusal(t.name) is None)
+    )
+    executor: str = "local"
     insecure: bool = False
-    work_dir: Path = Field(
+    work_dir: Path = field(
         default_factory=lambda: Path(tempfile.gettempdir()) / f"fuse-cache-work-{os.getuid()}"
     )
-    memory_bytes: int | None = Field(
-        default=None, ge=1 << 20
-    )  # of the memory tier; default: cache/compose.py
-    disk_bytes: int | None = Field(default=None, ge=1 << 20)
-    job_timeout_s: float = Field(default=900.0, gt=0)
-    job_memory_bytes: int = Field(default=8 << 30, ge=64 << 20)  # of one compilation's whole process tree
-    max_queue: int = Field(default=256, ge=1)  # a model cut in 80 pieces with 3 ranges fits
-    drain_grace_s: float = Field(default=25.0, ge=0)  # Kubernetes kills after 30
+    memory_bytes: int | None = None  # of the memory tier; default: cache/compose.py
+    disk_bytes: int | None = None
+    job_timeout_s: float = 900.0
+    job_memory_bytes: int = 8 << 30  # of one compilation's whole process tree
+    max_queue: int = 256  # a model cut in 80 pieces with 3 ranges fits
+    drain_grace_s: float = 25.0  # Kubernetes kills after 30
     signing_key: Path | None = None  # default: the key of the per-uid trust folder
     trusted_keys: tuple[Path, ...] = ()  # public keys of other builders, beside our own
     op_modules: tuple[str, ...] = ()  # modules that register custom operators; workers import them
     reflection: bool = True
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: str = "info"
 
-    @field_validator("listen", "target", "op_modules", "trusted_keys", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return (
-            tuple(part.strip() for part in value.split(",") if part.strip())
-            if isinstance(value, str)
-            else value
-        )
 
-    @field_validator("target")
-    @classmethod
-    def _known_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
-        for name in targets:
-            if not is_cpu_target(name):
-                known = ", ".join(target.name for target in CPU_TARGETS)
-                raise ValueError(f"{name} is not built by this version; it builds {known}")
-        # Any CPU target builds anywhere (nothing is run), but loading it back to prove it whole needs the
-        # processor.
-        return targets or tuple(t.name for t in CPU_TARGETS if refusal(t.name) is None)
+def _target(value: object) -> str:
+    name = text(value)
+    if not is_cpu_target(name):
+        known = ", ".join(target.name for target in CPU_TARGETS)
+        raise ValueError(f"{name} is not built by this version; it builds {known}")
+    return name
 
-    @field_validator("redis")
-    @classmethod
-    def _no_redis_yet(cls, url: str) -> str:
-        if url:
-            raise ValueError("this version has no Redis tier; leave the option out")
-        return url
 
-    @model_validator(mode="after")
-    def _plaintext_stays_here(self) -> ServerConfig:
-        if not self.listen:
-            raise ValueError("listen: give at least one HOST:PORT or unix:PATH")
-        for name, address in [("listen", item) for item in self.listen] + [("http", self.http)]:
-            if address and not self.insecure and not is_local(address):
-                raise ValueError(
-                    f"{name}: {address} would serve plaintext to other machines;"
-                    " listen on loopback or unix:PATH, or say --insecure"
-                )
-        return self
+def _no_redis_yet(value: object) -> str:
+    if value:
+        raise ValueError("this version has no Redis tier; leave the option out")
+    return ""
+
+
+def _addresses(value: object) -> tuple[str, ...]:
+    found = list_of(text)(value)
+    if not found:
+        raise ValueError("give at least one HOST:PORT or unix:PATH")
+    return found
+
+
+# Option -> what reads its value, or says in a ValueError what is allowed. `None` in a file is not possible.
+_READERS: Mapping[str, Callable[[object], Any]] = {
+    "listen": _addresses,
+    "http": text,
+    "store": path,
+    "redis": _no_redis_yet,
+    "workers": number(int, least=1, most=1024),
+    "target": list_of(_target),
+    "executor": one_of("local"),
+    "insecure": boolean,
+    "work_dir": path,
+    "memory_bytes": number(int, least=1 << 20),
+    "disk_bytes": number(int, least=1 << 20),
+    "job_timeout_s": number(float, least=0.001),
+    "job_memory_bytes": number(int, least=64 << 20),
+    "max_queue": number(int, least=1),
+    "drain_grace_s": number(float, least=0),
+    "signing_key": path,
+    "trusted_keys": list_of(path),
+    "op_modules": list_of(text),
+    "reflection": boolean,
+    "log_level": one_of("debug", "info", "warning", "error"),
+}
+
+
+def _check_plaintext_stays_here(config: ServerConfig) -> None:
+    for name, address in [("listen", item) for item in config.listen] + [("http", config.http)]:
+        if address and not config.insecure and not is_local(address):
+            raise ConfigError(
+                f"{name}: {address} would serve plaintext to other machines;"
+                " listen on loopback or unix:PATH, or say --insecure"
+            )
 
 
 def is_local(address: str) -> bool:
@@ -146,7 +166,7 @@ def load_config(
     """
     environment = os.environ if environment is None else environment
     config_file = config_file or (Path(p) if (p := environment.get(f"{PREFIX}CONFIG")) else None)
-    names = set(ServerConfig.model_fields)
+    names = set(_READERS)
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for where, found in (
@@ -158,10 +178,23 @@ def load_config(
             if name not in names:
                 raise ConfigError(f"{where}: {name} is not an option{_suggest(name, names)}")
             values[name], origin[name] = value, where
+    read: dict[str, Any] = {}
+    problems = []
+    for name, value in values.items():
+        try:
+            read[name] = _READERS[name](value)
+        except ValueError as error:
+            problems.append(f"{origin[name]}: {name}: {error}")
+    if problems:
+        raise ConfigError("; ".join(problems))
+    if not read.get("target", True):
+        del read["target"]  # An empty list asks for the default.
+    config = ServerConfig(**read)
     try:
-        return ServerConfig.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError("; ".join(_explain(dict(detail), origin) for detail in error.errors())) from error
+        _check_plaintext_stays_here(config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return config
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -187,13 +220,6 @@ def _from_environment(environment: Mapping[str, str], names: set[str]) -> dict[s
 def _suggest(name: str, names: set[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {close[0]}?" if close else f"; the options are {', '.join(sorted(names))}"
-
-
-def _explain(detail: dict[str, Any], origin: Mapping[str, str]) -> str:
-    message = str(detail["msg"]).removeprefix("Value error, ")
-    name = str(detail["loc"][0]) if detail["loc"] else ""
-    where = f"{origin[name]}: " if name in origin else ""
-    return f"{where}{name}: {message}" if name else message
 
 
 def _cache_home() -> Path:

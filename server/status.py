@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection
 
 from fuse_cache.proto.compile_pb2 import CapabilitiesResponse, Limits, ToolchainOffer
-from fuse_cache.proto.graph_codec import SCHEMAS
+from fuse_cache.proto.graph_format import SCHEMA as GRAPH_SCHEMA
 from fuse_cache.proto.limits import CHUNK_BYTES, CONTENT_BYTES, GRAPH_LIMITS, INLINE_BYTES
 from fuse_cache.proto.signing import MANIFEST_SCHEMA, TrustSet
 from fuse_cache.server.freshness import Freshness
@@ -76,7 +76,7 @@ class Status:
             ready=self.can_compile,
         )
         return CapabilitiesResponse(
-            graph_schemas=SCHEMAS,
+            graph_schemas=(GRAPH_SCHEMA,),
             manifest_schemas=(MANIFEST_SCHEMA,),
             targets=self.targets,
             toolchains=(offer,),

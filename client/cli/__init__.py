@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import typer
-from rich.console import Console
 
 from fuse_cache.client.errors import FuseCacheError, OptionError
 
@@ -72,5 +71,7 @@ def _exiting(command: Callable[..., int | None]) -> Callable[..., None]:
 
 
 def _fail(message: str, code: int) -> NoReturn:
+    from rich.console import Console  # Here, where it is needed: `serve` starts without it.
+
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"fuse-cache: {message}", markup=False)
     sys.exit(code)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from fuse_cache.server.config import ConfigError, is_local, load_config
+from fuse_cache.server.config import ConfigError, ServerConfig, is_local, load_config
 
 
 def test_command_line_wins_over_environment_over_file_over_default(tmp_path: Path) -> None:
@@ -49,6 +50,39 @@ def test_what_is_wrong_is_refused_with_its_origin(
     file.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_config(options, file, environment)
+
+
+def test_every_option_can_be_given_as_text_and_keeps_its_type() -> None:
+    defaults = load_config({}, None, {})
+    texts = {}
+    for field in fields(ServerConfig):
+        value = getattr(defaults, field.name)
+        if value is not None and value != "":
+            texts[f"FUSE_CACHE_{field.name.upper()}"] = (
+                ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            )
+    assert load_config({}, None, texts) == defaults
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": True}, "workers: must be an integer, not True"),
+        ({"workers": 1.5}, "workers: must be an integer, not 1.5"),
+        ({"workers": 5000}, "workers: must be at most 1024"),
+        ({"drain_grace_s": "nan"}, "drain_grace_s: must be greater than or equal to 0"),
+        ({"insecure": "maybe"}, "insecure: must be true or false"),
+        ({"log_level": "loud"}, "log_level: must be one of debug, info, warning, error"),
+        ({"op_modules": 3}, "op_modules: must be a list"),
+        ({"store": ""}, "store: must be a path"),
+        ({"workers": 0, "max_queue": 0}, "workers: .*; the command line: max_queue: "),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_with_what_is_allowed(
+    options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(options, None, {})
 
 
 def test_options_of_the_client_are_none_of_ours() -> None:

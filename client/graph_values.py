@@ -70,6 +70,7 @@ class ValueEncoder:
         # negated, which no size is. `_symbols` keeps each of them alive.
         self._metas_by_id: dict[tuple[object, ...], TensorMeta] = {}
         self._sym_metas: dict[Dim, SymMeta] = {}
+        self._indices: dict[str, int] = {}  # device type -> the one index that tensors here have
         self._arguments: dict[type, Callable[[Any], Argument]] = {
             FxNode: self._ref,
             **dict.fromkeys(_PLAIN, _same),
@@ -171,8 +172,19 @@ class ValueEncoder:
         key = (value.dtype, device, dims[:rank], dims[rank:-1], dims[-1])
         known = self._metas.get(key)
         if known is None:
+            self._must_be_the_only_one(device)
             known = self._metas[key] = _new_meta(value, *key)
         return known
+
+    def _must_be_the_only_one(self, device: torch.device) -> None:
+        """Refuse a second device of one type: without indices, it would be taken for the first."""
+        if device.index is None:
+            return
+        first = self._indices.setdefault(device.type, device.index)
+        if first != device.index:
+            raise UnkeyableGraph(
+                f"tensors on {device.type}:{first} and on {device}; a graph may have one device of a type"
+            )
 
     def _ref(self, value: FxNode) -> Ref:
         try:

@@ -153,9 +153,7 @@ def test_several_nodes_that_take_the_same_result_are_one(place: int) -> None:
 
     arguments = torch.rand(4, 8), torch.rand(4, 8)
     gm = aot_graph(function, *arguments)
-    (one,) = [
-        node for node in gm.graph.nodes if node.target is operator.getitem and node.args[1] == place
-    ]
+    (one,) = [node for node in gm.graph.nodes if node.target is operator.getitem and node.args[1] == place]
     first, *_, last = list(one.users)
     with gm.graph.inserting_before(last):
         again = gm.graph.call_function(operator.getitem, one.args)

@@ -108,8 +108,8 @@ def rebuild(graph: Graph, request_range: Range) -> Rebuilt:
         with fake_mode:
             example_inputs = _fake_inputs(graph.inputs, sizes)
         gm = _build(graph, example_inputs)
-        # As Dynamo computes them: without the Python dispatcher, composite operators written in C++ (linear on
-        # torch 2.11) ask for sizes as plain numbers, which burns the example's in.
+        # As Dynamo computes them: without the Python dispatcher, composite operators written in C++ (linear
+        # on torch 2.11) ask for sizes as plain numbers, which burns the example's in.
         with fake_mode, enable_python_dispatcher():
             _Propagator(gm, graph, sizes).run(*example_inputs)
     return Rebuilt(gm, example_inputs, fake_mode, sizes.shape_env, sizes.symbols, sizes.bounds, sizes.hints)

@@ -30,12 +30,12 @@ class Freshness:
         self._lock = asyncio.Lock()  # One look at a time.
         self._looked_s = float("-inf")  # When the last look began.
 
-    async def look(self) -> Epoch:
-        """Return the epoch of what is on the disk now.
+    async def look(self, *, within_s: float = 0.0) -> Epoch:
+        """Return the epoch of what is on the disk now, or was at most `within_s` seconds ago.
 
         One that cannot be told (an upgrade is under way) leaves the last one, and a problem.
         """
-        asked_s = time.monotonic()
+        asked_s = time.monotonic() - within_s
         async with self._lock:
             # Whoever waited for another's look that began after he asked needs none of his own.
             if self._looked_s < asked_s:

@@ -26,11 +26,9 @@ from fuse_cache.client.reporter import Reporter
 from fuse_cache.client.settings import cache_folder, load_options
 from fuse_cache.client.tiers import DiskTier, MemoryTier
 from fuse_cache.client.transport import Transport
-from fuse_cache.client.verify import Artifact, Checker, Want, trusted_keys
+from fuse_cache.client.verify import Artifact, Checker, Want, range_message, trusted_keys
 from fuse_cache.proto import compile_pb2 as wire
-from fuse_cache.proto.artifact_pb2 import CompileRange
 from fuse_cache.proto.limits import INLINE_BYTES
-from fuse_cache.proto.request import Range
 from fuse_cache.proto.toolchain import local_toolchain
 
 Source = Literal["memory", "disk", "daemon", "compiled"]
@@ -117,7 +115,8 @@ class Client:
         missing = [number for number, answer in enumerate(answers) if answer.artifact is None]
         if missing and outage is None:
             try:
-                found, known = self._lookup([wants[number] for number in missing])
+                left_s = self.options.answer_bound_s - session.seconds
+                found, known = self._lookup([wants[number] for number in missing], left_s)
             except (DaemonUnavailableError, DaemonRefusedError) as error:
                 outage = error
             seconds += time.monotonic() - began_s
@@ -152,8 +151,8 @@ class Client:
         self.reporter.flush(REPORT_BAD_S)
         self.transport.close()
 
-    def _ask(self) -> Known:
-        answer = self.transport.capabilities()
+    def _ask(self, timeout_s: float | None = None) -> Known:
+        answer = self.transport.capabilities(timeout_s)
         mine = self.toolchain.to_message()
         offers = [offer for offer in answer.toolchains if offer.toolchain == mine] or list(answer.toolchains)
         known = Known(
@@ -192,7 +191,9 @@ class Client:
             self.memory.put(scope, want.request_digest, artifact)
             answer.artifact, answer.source = artifact, "disk"
 
-    def _lookup(self, wants: Sequence[Want]) -> tuple[list[wire.LookupResult], Known]:
+    def _lookup(self, wants: Sequence[Want], left_s: float) -> tuple[list[wire.LookupResult], Known]:
+        """Look up in batches. All calls together, what the lookup makes necessary included, get `left_s`."""
+        ends_s = time.monotonic() + left_s
         results: list[wire.LookupResult] = []
         known = self.epochs.last()
         for first in range(0, len(wants), LOOKUP_ITEMS):
@@ -203,11 +204,12 @@ class Client:
                     items=[self._item(want) for want in wants[first : first + LOOKUP_ITEMS]],
                     inline_limit_bytes=INLINE_BYTES,
                     client_epoch=known.epoch if known else "",
-                )
+                ),
+                ends_s - time.monotonic(),
             )
             results += response.results
             if known is None or known.revocations_version != response.revocations_version:
-                known = self._ask()
+                known = self._ask(ends_s - time.monotonic())
             known = replace(known, epoch=response.epoch or known.epoch)
             self.epochs.heard(known)
         assert known is not None
@@ -247,15 +249,6 @@ class Client:
         scope = self._scope(known)
         self.memory.delete(scope, want.request_digest)
         self.disk.delete(scope, want.request_digest)
-
-
-def range_message(compile_range: Range) -> CompileRange:
-    """Return a range as messages carry it."""
-    if compile_range.symbol is None:
-        return CompileRange()
-    return CompileRange(
-        lower=compile_range.lower, upper=compile_range.upper, symbol_plus_one=compile_range.symbol + 1
-    )
 
 
 def _each(call: Callable[..., None], jobs: Sequence[tuple[Any, ...]]) -> None:

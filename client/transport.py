@@ -43,21 +43,22 @@ class Transport:
         self.options = options
         self.endpoints = [Endpoint(address, options) for address in options.endpoint]
 
-    def lookup(self, request: wire.LookupRequest) -> wire.LookupResponse:
-        """Ask for many artifacts.
+    def lookup(self, request: wire.LookupRequest, timeout_s: float | None = None) -> wire.LookupResponse:
+        """Ask for many artifacts. `timeout_s` None: the options' bound; at most that.
 
         Raises:
             DaemonUnavailableError, DaemonRefusedError
         """
-        return self._unary(lambda endpoint: endpoint.stub().Lookup, request)
+        return self._unary(lambda endpoint: endpoint.stub().Lookup, request, timeout_s=timeout_s)
 
-    def capabilities(self) -> wire.CapabilitiesResponse:
-        """Ask what the daemon speaks, builds and trusts.
+    def capabilities(self, timeout_s: float | None = None) -> wire.CapabilitiesResponse:
+        """Ask what the daemon speaks, builds and trusts. `timeout_s` as of `lookup`.
 
         Raises:
             DaemonUnavailableError, DaemonRefusedError
         """
-        return self._unary(lambda endpoint: endpoint.stub().Capabilities, wire.CapabilitiesRequest())
+        request = wire.CapabilitiesRequest()
+        return self._unary(lambda endpoint: endpoint.stub().Capabilities, request, timeout_s=timeout_s)
 
     def report(self, request: wire.ReportRequest) -> None:
         """Tell what became of artifacts. Not repeated elsewhere: a lost report is no harm, a double one would
@@ -148,15 +149,24 @@ class Transport:
         raise DaemonUnavailableError("; ".join(problems))
 
     def _unary(
-        self, method: Callable[[Endpoint], Callable[..., _T]], request: object, *, attempts: int = 2
+        self,
+        method: Callable[[Endpoint], Callable[..., _T]],
+        request: object,
+        *,
+        attempts: int = 2,
+        timeout_s: float | None = None,
     ) -> _T:
         """Make an idempotent call, once more if the connection turned out to be dead."""
+        bound_s = self.options.answer_bound_s
         for attempt in range(attempts):
             endpoint = self._choose()
             began = time.monotonic()
             try:
                 answer = method(endpoint)(
-                    request, timeout=self.options.answer_bound_s, metadata=self._metadata()
+                    request,
+                    # One that ran out already still gets a moment: gRPC takes no deadline in the past.
+                    timeout=bound_s if timeout_s is None else max(min(timeout_s, bound_s), 0.01),
+                    metadata=self._metadata(),
                 )
             except grpc.RpcError as error:
                 failure = self._translate(endpoint, error)

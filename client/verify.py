@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from fuse_cache.client.errors import ArtifactRejectedError
 from fuse_cache.client.options import CompileOptions
-from fuse_cache.proto.artifact_pb2 import Manifest, SignedManifest
+from fuse_cache.proto.artifact_pb2 import CompileRange, Manifest, SignedManifest
 from fuse_cache.proto.content import verify_content
 from fuse_cache.proto.errors import ContentError, TrustError
 from fuse_cache.proto.pass_config import ResolvedPassConfig
@@ -134,6 +134,15 @@ def trusted_keys(options: CompileOptions) -> frozenset[bytes]:
     with suppress(TrustError):
         keys.update(open_trust_folder(create=False).trusted_keys())
     return frozenset(keys)
+
+
+def range_message(compile_range: Range) -> CompileRange:
+    """Return a range as messages carry it."""
+    if compile_range.symbol is None:
+        return CompileRange()
+    return CompileRange(
+        lower=compile_range.lower, upper=compile_range.upper, symbol_plus_one=compile_range.symbol + 1
+    )
 
 
 def _range_of(manifest: Manifest) -> Range:

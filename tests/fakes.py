@@ -109,6 +109,7 @@ class FakeDaemon(compile_pb2_grpc.CompileServicer):
         self.script = "compiling:1 done"
         self.inline = True
         self.lookup_delay_s = 0.0
+        self.capabilities_delay_s = 0.0
         self.cut_fetch_after: int | None = None
         self.chunk_delay_s = 0.0
         self.calls: Counter[str] = Counter()
@@ -125,6 +126,7 @@ class FakeDaemon(compile_pb2_grpc.CompileServicer):
 
     def Capabilities(self, request: Any, context: Any) -> wire.CapabilitiesResponse:
         self.calls["Capabilities"] += 1
+        time.sleep(self.capabilities_delay_s)
         offer = wire.ToolchainOffer(toolchain=local_toolchain().to_message(), epoch=self.epoch, ready=True)
         return wire.CapabilitiesResponse(
             targets=[TARGET],

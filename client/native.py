@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import hashlib
 import itertools
 import os
 import tempfile
@@ -33,17 +34,27 @@ class NativeLoadError(Exception):
 
 
 def kernel(digest: str, library: bytes) -> Callable[..., None]:
-    """Return the kernel in the shared library `library`, loaded once per process for each `digest`. Safe
-    for concurrent use.
+    """Return the kernel in the shared library `library`, loaded once per process for each `digest`: that of
+    `library_digest`. Safe for concurrent use.
 
     Raises:
-        NativeLoadError: this host cannot load it.
+        NativeLoadError: this host cannot load it, or the library has another digest: kept under that name it
+            would be called for every later artifact that means the right one.
     """
     with _lock:
         found = _kernels.get(digest)
         if found is None:
+            if library_digest(library) != digest:
+                raise NativeLoadError(
+                    f"a kernel of {len(library)} bytes does not fit its digest {digest[:16]}"
+                )
             found = _kernels[digest] = _load(library)
         return found
+
+
+def library_digest(library: bytes) -> str:
+    """Return the name of a kernel's library: the first half of its SHA-256, in hex."""
+    return hashlib.sha256(library).hexdigest()[:32]
 
 
 def _load(library: bytes) -> Callable[..., None]:

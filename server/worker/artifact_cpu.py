@@ -125,7 +125,10 @@ def _slim_record(entry: Any) -> bytes:
 def _tensor_bytes(name: str, value: object) -> bytes:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_meta:
         raise NotCacheable(f"constant {name} is no plain tensor")
-    flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    if not value.is_contiguous():
+        # The compiled code reads it by the strides it had; a host lays the bytes out row by row.
+        raise NotCacheable(f"constant {name} is not contiguous: strides {tuple(value.stride())}")
+    flat = value.detach().cpu().reshape(-1).view(torch.uint8)
     return bytes(flat.numpy().tobytes())
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from fuse_cache.client.checker import InputChecker, InputMismatchError, OutsideRangeError
 from fuse_cache.proto.expression import Op, SymExpr, combine, symbol
@@ -188,3 +191,25 @@ def test_many_sizes_do_not_grow_the_checker_without_bound() -> None:
     for size in range(2000):
         check((size,))
     assert len(check._plans) <= 256
+
+
+@pytest.mark.parametrize(
+    "other", [torch.ones(8, 4), torch.ones(4, 4).t().as_strided((4, 4), (1, 4)), torch.ones(4, 4).double()]
+)
+def test_a_parameter_that_got_other_memory_is_traced_again_before_an_artifact_sees_it(other: Tensor) -> None:
+    # Known by identity, it is not checked again: this is what makes that sound.
+    graphs: list[tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]] = []
+
+    def backend(gm: GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        graphs.extend((x.dtype, tuple(x.shape), x.stride()) for x in inputs if isinstance(x, nn.Parameter))
+        return gm.forward
+
+    layer = nn.Linear(4, 4, bias=False)
+    compiled = torch.compile(lambda x: layer.weight * x, backend=backend, fullgraph=True)
+    with torch.no_grad():
+        compiled(torch.ones(1))
+        compiled(torch.ones(1))
+        assert len(graphs) == 1
+        layer.weight.data = other
+        compiled(torch.ones(1))
+    assert graphs[1:] == [(other.dtype, tuple(other.shape), other.stride())]

@@ -39,12 +39,21 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 
 def test_each_library_is_itself_though_all_modules_have_one_name(libraries: list[bytes]) -> None:
     # The descriptor numbers come again, and dlopen and Python both remember by name.
-    kernels = [native.kernel(f"each-{i}", data) for i, data in enumerate(libraries)]
+    kernels = [native.kernel(native.library_digest(data), data) for data in libraries]
     assert [kernel() for kernel in kernels] == [0, 1, 2]
 
 
 def test_a_library_is_loaded_once_per_digest(libraries: list[bytes]) -> None:
-    assert native.kernel("once", libraries[0]) is native.kernel("once", libraries[0])
+    digest = native.library_digest(libraries[0])
+    assert native.kernel(digest, libraries[0]) is native.kernel(digest, libraries[0])
+
+
+def test_a_library_under_anothers_digest_is_refused_and_does_not_take_its_place(tmp_path: Path) -> None:
+    right, wrong = library(tmp_path, 10), library(tmp_path, 11)
+    digest = native.library_digest(right)
+    with pytest.raises(native.NativeLoadError, match="does not fit its digest"):
+        native.kernel(digest, wrong)
+    assert native.kernel(digest, right)() == 10
 
 
 def test_loading_leaves_no_descriptor_open_and_no_file(
@@ -52,7 +61,7 @@ def test_loading_leaves_no_descriptor_open_and_no_file(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     before = len(os.listdir("/proc/self/fd"))
-    native.kernel("leak", libraries[1])
+    native._load(libraries[1])
     assert len(os.listdir("/proc/self/fd")) == before
     assert list(tmp_path.iterdir()) == []
 
@@ -65,14 +74,14 @@ def test_without_memory_files_a_temporary_file_serves(
 
     monkeypatch.setattr(os, "memfd_create", refuse)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert native.kernel("from-file", libraries[2])() == 2
+    assert native._load(libraries[2])() == 2
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", b"not a library"])
 def test_what_is_no_library_is_an_error(data: bytes) -> None:
-    with pytest.raises(native.NativeLoadError):
-        native.kernel(f"bad-{data!r}", data)
+    with pytest.raises(native.NativeLoadError, match="cannot be loaded"):
+        native.kernel(native.library_digest(data), data)
 
 
 def test_a_library_without_a_kernel_is_an_error(tmp_path: Path) -> None:
@@ -80,7 +89,7 @@ def test_a_library_without_a_kernel_is_an_error(tmp_path: Path) -> None:
     target = tmp_path / "empty.so"
     subprocess.run(["g++", "-shared", "-fPIC", "-o", str(target), str(tmp_path / "empty.cpp")], check=True)
     with pytest.raises(native.NativeLoadError, match="PyInit_kernel"):
-        native.kernel("empty", target.read_bytes())
+        native.kernel(native.library_digest(target.read_bytes()), target.read_bytes())
 
 
 def test_library_calls_are_torchs_own_and_rare_ones_are_asked_of_inductor() -> None:

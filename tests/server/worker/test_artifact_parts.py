@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 import sympy
+import torch
 from torch._inductor.exc import CppCompileError
 from torch.utils._sympy import functions
 from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonMod
 
 from fuse_cache.proto.expression import Op, SymExpr, combine, evaluate, symbol
 from fuse_cache.proto.graph import Symbol
+from fuse_cache.server.worker.artifact_cpu import _tensor_bytes
 from fuse_cache.server.worker.errors import CompilerRaised, NotCacheable, translate
 from fuse_cache.server.worker.guards import check_covers_range, encode_guard
 from fuse_cache.server.worker.wrapper_source import carried_source
@@ -165,3 +167,10 @@ def test_causes_decide_what_the_client_is_told() -> None:
     plain = translate(ValueError("bad"), "inductor")
     assert isinstance(plain, CompilerRaised)
     assert plain.deterministic
+
+
+def test_a_constant_whose_strides_would_be_lost_is_refused_by_name_and_others_keep_their_bytes() -> None:
+    constant = torch.arange(6, dtype=torch.int32).reshape(2, 3)
+    assert _tensor_bytes("c0", constant) == b"".join(i.to_bytes(4, "little") for i in range(6))
+    with pytest.raises(NotCacheable, match=r"constant c1 is not contiguous: strides \(1, 3\)"):
+        _tensor_bytes("c1", constant.t())

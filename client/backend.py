@@ -90,11 +90,19 @@ def _plain(
     return lambda *args: slot.run(*args)
 
 
+# Options that are checked and go into the key where they must, and that no part of this version acts on.
+_WITHOUT_EFFECT: Mapping[str, str] = {
+    "regional": "the whole graph is traced and compiled",
+    "skip_tracing": "the whole graph is traced and compiled",
+    "attention_backend": "torch chooses among the backends that torch.backends.cuda allows",
+}
+
+
 def _options(values: Mapping[str, object]) -> CompileOptions:
     options = load_options(values)
-    for name in ("regional", "skip_tracing"):
-        if getattr(options, name):
-            warn_once(f"option {name} has no effect in this version: the whole graph is traced and compiled")
+    for name, instead in _WITHOUT_EFFECT.items():
+        if getattr(options, name) not in (False, "auto"):
+            warn_once(f"option {name} has no effect in this version: {instead}")
     return options
 
 

@@ -3,9 +3,10 @@ back."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+
+from fuse_cache.client.forklock import ForkLock
 
 THRESHOLD = 3
 FIRST_OPEN_S = 1.0  # A daemon that restarts is back within seconds, and a probe costs 250 ms at most.
@@ -21,7 +22,7 @@ class Breaker:
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._lock = threading.Lock()  # Guards all below. Nothing else is taken while it is held.
+        self._lock = ForkLock()  # Guards all below. Nothing else is taken while it is held.
         self._failures = 0
         self._open_s = FIRST_OPEN_S
         self._probe_at_s: float | None = None  # None: closed

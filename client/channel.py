@@ -19,6 +19,7 @@ from typing import Any
 
 from fuse_cache.client.breaker import Breaker
 from fuse_cache.client.errors import DaemonUnavailableError, OptionError
+from fuse_cache.client.forklock import ForkLock
 from fuse_cache.client.forksafe import SURVIVES_FORK, grpc
 from fuse_cache.client.option_checks import Tls
 from fuse_cache.client.options import CompileOptions
@@ -64,7 +65,7 @@ class Endpoint:
         self.address = address
         self.breaker = Breaker()
         self._options = options
-        self._lock = threading.Lock()  # Guards the fields below. Not held during calls.
+        self._lock = ForkLock()  # Guards the fields below. Not held during calls.
         self._pid = -1
         self._channel: grpc.Channel | None = None
         self._stub: tuple[grpc.Channel, Stub] | None = None  # With the channel that it is on.
@@ -83,7 +84,7 @@ class Endpoint:
         """Return this process's channel, opened now if need be. Opening does no I/O that could block."""
         if self._pid != os.getpid():
             # A fork may have copied the lock in its locked state; the child has this one thread.
-            self._lock, self.breaker = threading.Lock(), Breaker()
+            self._lock, self.breaker = ForkLock(), Breaker()
         with self._lock:
             if self._pid != os.getpid() or self._channel is None:
                 if self._channel is not None:

@@ -6,7 +6,6 @@ Nothing here imports torch, compiles, or opens content.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from fuse_cache.client.errors import (
     DaemonUnavailableError,
     FuseCacheError,
 )
+from fuse_cache.client.forklock import ForkLock
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.remote import REPORT_BAD_S, Own, Remote
 from fuse_cache.client.reporter import Reporter
@@ -261,7 +261,7 @@ def _each(call: Callable[..., None], jobs: Sequence[tuple[Any, ...]]) -> None:
             future.result()
 
 
-_clients_lock = threading.Lock()  # Guards _clients. Held while a client is made, which does no call.
+_clients_lock = ForkLock()  # Guards _clients. Held while a client is made, which does no call.
 _clients: dict[CompileOptions, Client] = {}
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule
 
 from fuse_cache.client.options import CompileOptions
-from fuse_cache.client.reports import GraphReport
+from fuse_cache.client.reports import GraphReport, cudagraph_mode
 from fuse_cache.proto.pass_config import ResolvedPassConfig
 from fuse_cache.proto.request import Range
 
@@ -100,7 +100,7 @@ def _passes(
 
     def describe(report: GraphReport) -> None:
         report.fusions = manager.fusions()
-        report.cudagraph_mode = resolved.cudagraph_mode or "NONE"
+        report.cudagraph_mode = cudagraph_mode(report.target or "cpu", resolved.cudagraph_mode)
         report.near_misses = [
             {"pass": miss.pass_name, "reason": miss.reason, "node": miss.node, "detail": miss.detail}
             for miss in manager.near_misses()

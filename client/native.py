@@ -12,19 +12,18 @@ import hashlib
 import itertools
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
 
+from fuse_cache.client.forklock import ForkLock
+
 _MFD_EXEC: Final = 0x10  # Linux 6.3; older kernels answer EINVAL and make every memfd executable.
 
 _counter = itertools.count(1)
 _kernels: dict[str, Callable[..., None]] = {}
-_lock = (
-    threading.Lock()
-)  # Guards _kernels, and that a library is loaded once. Held while one is loaded (0.3 ms).
+_lock = ForkLock()  # Guards _kernels, and that a library is loaded once. Held while one is loaded (0.3 ms).
 
 
 class NativeLoadError(Exception):

@@ -104,10 +104,6 @@ def _named_symbol(encoded: Encoded, source: str, dim: int) -> int | None:
             return None
         if size.code[0] == SYMBOL and len(size.code) == 2:
             return int(size.code[1])
-    # Every graph of a model that Dynamo broke up sees the option, under names of its own: one symbol leaves
-    # no doubt.
-    if len(encoded.symbols) == 1:
-        return 0
     raise OptionError(
         f"option range_dim={source}:{dim} names no symbolic size of the graph: "
         f"use one of {', '.join(_choices(encoded))}"
@@ -145,7 +141,7 @@ def range_symbol_of(gm: GraphModule, options: CompileOptions) -> sympy.Symbol | 
     if options.range_dim is None:
         return None
     source, dim = options.range_dim
-    choices, symbols = [], set()
+    choices = []
     position = -1
     for node in gm.graph.nodes:
         value = value_of(node) if node.op == "placeholder" else None
@@ -159,9 +155,8 @@ def range_symbol_of(gm: GraphModule, options: CompileOptions) -> sympy.Symbol | 
             if source in (input_name(node), str(position)) and dim == number:
                 return expression
             choices.append(f"{input_name(node)}:{number}")
-            symbols.add(expression)
-    if len(symbols) <= 1:
-        return next(iter(symbols), None)
+    if not choices:
+        return None  # All sizes are constants, which no range is about.
     names = ", ".join(choices)
     raise OptionError(
         f"option range_dim={source}:{dim} names no symbolic size of the graph: use one of {names}"

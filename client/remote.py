@@ -4,7 +4,6 @@ it."""
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterable
 
@@ -16,6 +15,7 @@ from fuse_cache.client.errors import (
     DaemonTooLateError,
     DaemonUnavailableError,
 )
+from fuse_cache.client.forklock import ForkLock
 from fuse_cache.client.reporter import Reporter
 from fuse_cache.client.transport import Transport
 from fuse_cache.client.verify import Artifact, Checker, Want
@@ -39,7 +39,7 @@ class Own:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # Guards _running.
+        self._lock = ForkLock()  # Guards _running.
         self._running: set[int] = set()
 
     def set_running(self, identity: int, running: bool) -> None:

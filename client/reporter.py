@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from fuse_cache.client.errors import FuseCacheError
+from fuse_cache.client.forklock import ForkLock
 from fuse_cache.proto import compile_pb2 as wire
 
 # A model has some hundred artifacts; past this the daemon is away, and reports are dropped.
@@ -27,7 +28,7 @@ class Reporter:
         self._send = send
         self._namespace = namespace
         self._pid = -1
-        self._lock = threading.Lock()  # Guards the start of the thread.
+        self._lock = ForkLock()  # Guards the start of the thread.
         self._items: queue.Queue[wire.ReportItem] = queue.Queue(QUEUE_ITEMS)
         self._idle = threading.Event()
         self.dropped = 0
@@ -65,7 +66,7 @@ class Reporter:
     def _start(self) -> None:
         if self._pid != os.getpid():
             # After a fork the parent's thread is not here, and its lock may be held for ever.
-            self._lock = threading.Lock()
+            self._lock = ForkLock()
         with self._lock:
             if self._pid == os.getpid():
                 return

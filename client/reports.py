@@ -6,11 +6,11 @@ One `GraphReport` per artifact: a graph that was compiled for three ranges has t
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, overload
 
+from fuse_cache.client.forklock import ForkLock
 from fuse_cache.proto.artifact_pb2 import Manifest
 from fuse_cache.proto.pass_config import ResolvedPassConfig
 from fuse_cache.proto.request import Range
@@ -49,6 +49,11 @@ class GraphReport:
         return plain
 
 
+def cudagraph_mode(target: str, wished: str) -> str:
+    """Return the mode to recommend for an artifact: there are no CUDA graphs on a CPU, whatever the level."""
+    return "NONE" if target.startswith("cpu") else wished or "NONE"
+
+
 def describe_manifest(
     report: GraphReport, manifest: Manifest, resolved: ResolvedPassConfig, compile_range: Range
 ) -> None:
@@ -57,7 +62,9 @@ def describe_manifest(
     report.key = manifest.key.hex()
     report.target = manifest.target
     report.nodes = manifest.nodes
-    report.cudagraph_mode = resolved.cudagraph_mode or manifest.cudagraph_mode or "NONE"
+    report.cudagraph_mode = cudagraph_mode(
+        manifest.target, resolved.cudagraph_mode or manifest.cudagraph_mode
+    )
     report.fusions = {row.name: row.matches for row in manifest.passes if row.is_fusion and row.on}
     report.near_misses = [
         {"pass": getattr(miss, "pass"), "reason": miss.reason, "node": miss.node, "detail": miss.detail}
@@ -70,7 +77,7 @@ def describe_manifest(
     ]
 
 
-_lock = threading.Lock()  # Guards _reports. Nothing else is taken while it is held.
+_lock = ForkLock()  # Guards _reports. Nothing else is taken while it is held.
 _reports: list[GraphReport] = []
 
 

@@ -8,7 +8,6 @@ is removed and is a miss.
 from __future__ import annotations
 
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from fuse_cache.client.errors import ArtifactRejectedError
 from fuse_cache.client.files import read_whole, write_whole
+from fuse_cache.client.forklock import ForkLock
 from fuse_cache.client.verify import Artifact, Checker, Want
 from fuse_cache.proto.artifact_pb2 import SignedManifest
 from fuse_cache.proto.limits import CONTENT_BYTES, MANIFEST_BYTES
@@ -34,7 +34,7 @@ class MemoryTier:
 
     def __init__(self, capacity_bytes: int = MEMORY_BYTES) -> None:
         self._capacity_bytes = capacity_bytes
-        self._lock = threading.Lock()  # Guards the two below. Nothing else is taken while it is held.
+        self._lock = ForkLock()  # Guards the two below. Nothing else is taken while it is held.
         self._entries: OrderedDict[tuple[str, bytes], Artifact] = OrderedDict()
         self._bytes = 0
 
@@ -80,7 +80,7 @@ class DiskTier:
         self._folder = folder
         self._capacity_bytes = capacity_bytes
         # Guards _bytes: what the folder held when it was last counted, and our writes since.
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._bytes: int | None = None
 
     def get(self, scope: str, want: Want, checker: Callable[[], Checker]) -> Artifact | None:

@@ -13,8 +13,9 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import fuse_cache.client
 from fuse_cache.client import reports
-from fuse_cache.client.backend import compile_graph
+from fuse_cache.client.backend import _options, compile_graph
 from fuse_cache.client.backend import fuse_cache as backend
+from fuse_cache.client.build import warn_once
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.reports import GraphReport, report
 
@@ -201,3 +202,18 @@ def test_a_report_has_the_fields_of_the_design_and_is_plain_data_as_json() -> No
     (plain,) = report(json=True)
     assert json.loads(json.dumps(plain)) == plain
     assert plain["compile_range"] == [1, 4]
+
+
+@pytest.mark.parametrize(
+    "option", [{"attention_backend": "flash"}, {"regional": True}, {"skip_tracing": True}]
+)
+def test_an_option_without_effect_says_so_once(
+    option: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_once.cache_clear()
+    for _ in range(2):
+        _options(option)
+    (name,) = option
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        f"option {name} has no effect in this version"
+    ]

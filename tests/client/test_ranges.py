@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
 from fuse_cache.client.errors import OptionError
 from fuse_cache.client.graph import Encoded
 from fuse_cache.client.options import CompileOptions
-from fuse_cache.client.ranges import DEFAULT_MAX_TOKENS, plan_ranges
+from fuse_cache.client.ranges import DEFAULT_MAX_TOKENS, plan_ranges, range_symbol_of
 from fuse_cache.proto.request import Range
 from tests.captured import encode_call
 from tests.fakes import resolved_config
+from tests.models import capture
 
 
 @functools.cache
@@ -70,6 +72,30 @@ def test_several_sizes_without_ranges_are_all_free_and_with_ranges_must_be_told_
         _plan(encoded, compile_ranges=[[1, 8]])
     with pytest.raises(OptionError, match=r"range_dim=value:0 names no .*query:0, key:0"):
         _plan(encoded, range_dim="value:0")
+
+
+@pytest.mark.parametrize("name", ["value:0", "7:0", "key:9"])
+def test_a_wrong_name_is_an_error_though_there_is_only_one_symbolic_size(name: str) -> None:
+    with pytest.raises(OptionError, match=rf"range_dim={name} names no .*use one of key:0$"):
+        _plan(_graph((1, 0)), range_dim=name, compile_ranges=[[1, 8]])
+
+
+def test_a_wrong_name_is_an_error_in_a_graph_that_is_cut_in_pieces_too() -> None:
+    key = torch.randn(5, 8)
+    torch._dynamo.mark_dynamic(key, 0)
+    found = []
+
+    def check(gm: GraphModule, inputs: object) -> None:  # Names are known while Dynamo waits.
+        for name in ("key:0", "kye:0"):
+            try:
+                found.append(str(range_symbol_of(gm, CompileOptions.from_mapping({"range_dim": name}))))
+            except OptionError as error:
+                found.append(str(error))
+
+    capture(lambda key: key.sum(), key, backend_check=check)
+    assert found[0].startswith("s")
+    assert found[1].startswith("option range_dim=kye:0 names no ")
+    assert found[1].endswith("use one of key:0")
 
 
 def test_a_named_size_that_is_a_constant_in_this_graph_leaves_the_others_free() -> None:

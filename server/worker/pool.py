@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from fuse_cache.server.worker.protocol import (
     read_failure,
 )
 
+FULL_DISK_BYTES = 1 << 20  # Less than any compilation writes.
 LOG_TAIL_BYTES = 1500  # Of a dead worker's log, in the message to whoever waits.
 MAX_EVENT_BUFFER = 64 * MAX_EVENT_BYTES
 NOT_READY_S = 0.02  # Between two orders to a supervisor that has no fork server, or a full buffer.
@@ -145,7 +147,9 @@ class WorkerPool:
             ) from failure
         except ProtocolError as error:
             raise WorkerDied(f"the worker's answer cannot be used: {error}", stage=stage) from error
-        raise WorkerDied(f"the worker {_describe_end(ended)}{_log_tail(folder)}", stage=stage)
+        raise WorkerDied(
+            f"the worker {_describe_end(ended)}{_space_left(folder)}{_log_tail(folder)}", stage=stage
+        )
 
 
 class _Progress:
@@ -200,6 +204,17 @@ def _describe_end(ended: Ended) -> str:
         except ValueError:
             return f"was killed by signal {-ended.code}"
     return f"ended with status {ended.code}"
+
+
+def _space_left(folder: Path) -> str:
+    """Say so when the disk under the worker's folder is full: the worker's own log cannot, it lies there too."""
+    try:
+        left = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    if left >= FULL_DISK_BYTES:
+        return ""
+    return f"; only {left} bytes are left on the disk of the daemon's work folder: make room there"
 
 
 def _log_tail(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -13,7 +14,7 @@ from fuse_cache.client.errors import OptionError
 from fuse_cache.client.graph import Encoded, SymbolSource, input_name
 from fuse_cache.client.graph_values import value_of
 from fuse_cache.client.options import CompileOptions
-from fuse_cache.proto.expression import SYMBOL
+from fuse_cache.proto.expression import SYMBOL, ExpressionError, SymExpr, evaluate, symbols_of
 from fuse_cache.proto.graph import Role, TensorMeta
 from fuse_cache.proto.pass_config import ResolvedPassConfig
 from fuse_cache.proto.request import Range
@@ -21,6 +22,8 @@ from fuse_cache.proto.request import Range
 # The longest context that a published model takes; sizes beyond compile locally unless max_num_batched_tokens
 # or the symbol's own upper bound says more.
 DEFAULT_MAX_TOKENS = 1 << 20
+# Programs tell the sizes 0 and 1 apart, hardly ever more.
+MOST_EXCLUDED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +77,31 @@ def plan_ranges(
     ranges = []
     for first, last in pairs:
         lower, upper = max(first, bounds.lower), min(last, bounds.upper or last)
+        lower, upper = _admitted(encoded.graph.guards, symbol, lower, upper)
         if lower <= upper:  # Otherwise the traced program never sees a size of this range.
             ranges.append(Range(symbol=symbol, lower=lower, upper=upper))
     return RangePlan(tuple(ranges), sources[0])
+
+
+def _admitted(guards: Sequence[SymExpr], symbol: int, lower: int, upper: int) -> tuple[int, int]:
+    """Leave out the ends of a range that the program was traced without, such as 1 under `length != 1`.
+
+    Bounds are intervals and cannot say that; with the end inside, the compiler's own check of the whole range
+    would refuse it.
+    """
+    own = [guard for guard in guards if symbols_of(guard) == [symbol]]
+
+    def admits(size: int) -> bool:
+        try:
+            return all(evaluate(guard, [0] * symbol + [size]) for guard in own)
+        except ExpressionError:
+            return False  # A division by zero: this size does not fit.
+
+    while lower <= upper and not admits(lower) and lower < MOST_EXCLUDED:
+        lower += 1
+    if lower < upper and not admits(upper):
+        upper -= 1
+    return lower, upper
 
 
 def _only_symbol(encoded: Encoded, options: CompileOptions, resolved: ResolvedPassConfig) -> int | None:

@@ -13,6 +13,7 @@ from torch.utils._sympy import functions as torch_sympy
 
 from fuse_cache.proto import expression
 from fuse_cache.proto.expression import Dim, ExpressionError, Op, SymExpr
+from fuse_cache.proto.expression_text import to_text
 from fuse_cache.proto.graph import Symbol
 from fuse_cache.server.worker.errors import NotCacheable
 
@@ -109,7 +110,7 @@ def check_covers_range(
                 break
         else:
             raise NotCacheable(
-                f"the compiled code does not cover size {end} of its range: it assumes {broken}"
+                f"the compiled code does not cover size {end} of its range: it assumes {to_text(broken)}"
             )
 
 

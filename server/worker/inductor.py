@@ -107,17 +107,25 @@ def _size_oblivious_views() -> Iterator[None]:
 
     `ir.View.create` asks for that with unbacked sizes only; with the client's sizes it compares example
     values instead and leaves guards like `batch != 1` behind, so that the artifact would refuse a batch of
-    one.
+    one. The comparison is made all the same where it finds strides and the oblivious way does not: sizes
+    that are equal by a guard of the graph's own.
     """
     from torch._subclasses import fake_impls
 
     compute = fake_impls._compute_stride
 
+    def has_strides(*shapes: Any) -> bool:
+        """Tell what the example values say, without a guard: a heads-first layout has none."""
+        examples = [
+            [size.node.hint if isinstance(size, torch.SymInt) else size for size in shape] for shape in shapes
+        ]
+        return any(size is None for shape in examples for size in shape) or compute(*examples) is not None
+
     def compute_stride(
         old_shape: Any, old_stride: Any, new_shape: Any, size_oblivious: bool = False
     ) -> list[Any] | None:
         strides = compute(old_shape, old_stride, new_shape, size_oblivious=True)
-        if strides is None and not size_oblivious:
+        if strides is None and not size_oblivious and has_strides(old_shape, old_stride, new_shape):
             return compute(old_shape, old_stride, new_shape, size_oblivious=False)
         return strides
 

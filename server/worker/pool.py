@@ -207,7 +207,7 @@ def _describe_end(ended: Ended) -> str:
 
 
 def _space_left(folder: Path) -> str:
-    """Say so when the disk under the worker's folder is full: the worker's own log cannot, it lies there too."""
+    """Say so when the disk is full under the worker's folder, where its log lies and cannot say it."""
     try:
         left = shutil.disk_usage(folder).free
     except OSError:

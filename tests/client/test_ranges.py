@@ -102,3 +102,15 @@ def test_a_named_size_that_is_a_constant_in_this_graph_leaves_the_others_free() 
     encoded = _graph((0, 0))
     plan = _plan(encoded, range_dim="key:0", compile_ranges=[[1, 4]])
     assert (plan.ranges, plan.source) == ((Range(),), None)
+
+
+def test_a_size_that_the_program_was_traced_without_is_left_out_at_the_ends() -> None:
+    def not_one(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] != 1 else x
+
+    tensor = torch.randn(3, 8)
+    torch._dynamo.mark_dynamic(tensor, 0)
+    encoded = encode_call(not_one, tensor).encoded
+    assert encoded.graph.guards, "Dynamo left no guard: the test proves nothing"
+    plan = _plan(encoded, compile_ranges=[[1, 4], [5, 8]])
+    assert [(item.lower, item.upper) for item in plan.ranges] == [(2, 4), (5, 8)]

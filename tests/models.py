@@ -158,6 +158,15 @@ def capture(
     return Captured(seen[0][0], seen[0][1], arguments[0], result)
 
 
+def whole_way_cells() -> tuple[tuple[str, torch.dtype, Kind], ...]:
+    """Every model in every kind; the dtype alternates, so that each kind and each model meets both."""
+    return tuple(
+        (model, DTYPES[(number + place) % 2], kind)
+        for number, model in enumerate(MODELS)
+        for place, kind in enumerate(KINDS)
+    )
+
+
 def capture_model(name: str, dtype: torch.dtype = torch.float32, kind: Kind = "static") -> Captured:
     """Trace one model of the list."""
     model = build_model(name, dtype)

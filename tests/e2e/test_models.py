@@ -11,7 +11,7 @@ import pytest
 
 from tests.daemon import Daemon, running_daemon
 from tests.e2e.host import TOLERANCE, run_host
-from tests.models import KINDS, MODELS
+from tests.models import whole_way_cells
 
 # What `make test` runs. Qwen3's call of one token is a second graph: Hugging Face branches on it.
 QUICK = (
@@ -19,12 +19,10 @@ QUICK = (
     ("qwen3", "bfloat16", "dynamic"),
     ("gpt2", "float32", "static"),
 )
-# Every model in every kind; the dtype alternates, so that each kind and each model meets both.
 REST = tuple(
     case
-    for number, model in enumerate(MODELS)
-    for place, kind in enumerate(KINDS)
-    if (case := (model, ("float32", "bfloat16")[(number + place) % 2], kind)) not in QUICK
+    for model, dtype, kind in whole_way_cells()
+    if (case := (model, str(dtype).removeprefix("torch."), kind)) not in QUICK
 )
 
 

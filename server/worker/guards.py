@@ -108,9 +108,10 @@ def check_covers_range(
             broken = next((guard for guard in guards if not _holds(guard, values)), None)
             if broken is None:
                 break
+            assumed = to_text(broken)
         else:
             raise NotCacheable(
-                f"the compiled code does not cover size {end} of its range: it assumes {to_text(broken)}"
+                f"the compiled code does not cover size {end} of its range: it assumes {assumed}"
             )
 
 

@@ -114,12 +114,13 @@ def _size_oblivious_views() -> Iterator[None]:
 
     compute = fake_impls._compute_stride
 
-    def has_strides(*shapes: Any) -> bool:
+    def has_strides(old_shape: Any, old_stride: Any, new_shape: Any) -> bool:
         """Tell what the example values say, without a guard: a heads-first layout has none."""
-        examples = [
-            [size.node.hint if isinstance(size, torch.SymInt) else size for size in shape] for shape in shapes
-        ]
-        return any(size is None for shape in examples for size in shape) or compute(*examples) is not None
+        old, stride, new = (
+            [size.node.hint if isinstance(size, torch.SymInt) else size for size in sizes]
+            for sizes in (old_shape, old_stride, new_shape)
+        )
+        return None in (*old, *stride, *new) or compute(old, stride, new) is not None
 
     def compute_stride(
         old_shape: Any, old_stride: Any, new_shape: Any, size_oblivious: bool = False

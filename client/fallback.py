@@ -42,7 +42,7 @@ def compile_while_tracing(
     as it is."""
     if not any(node.op in ("call_function", "call_method", "call_module") for node in gm.graph.nodes):
         return LocalBuild(gm.forward)  # Nothing to compile, and Inductor need not like it.
-    patches, describe = _passes(resolved, compile_range, target, options)
+    patches, describe = _passes(gm, resolved, compile_range, target, options)
     return LocalBuild(_inductor(copy_of(gm), example_inputs, patches), describe)
 
 
@@ -58,7 +58,7 @@ def compile_when_called(
     By then Dynamo's guards for the graph are settled, so what Inductor assumes now needs guards elsewhere:
     the inner torch.compile has its own, and compiles again where they fail.
     """
-    patches, describe = _passes(resolved, compile_range, target, options)
+    patches, describe = _passes(gm, resolved, compile_range, target, options)
 
     def backend(inner: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         return _inductor(inner, example_inputs, patches)
@@ -86,13 +86,17 @@ def copy_of(gm: GraphModule) -> GraphModule:
 
 
 def _passes(
-    resolved: ResolvedPassConfig, compile_range: Range, target: str, options: CompileOptions
+    gm: GraphModule,
+    resolved: ResolvedPassConfig,
+    compile_range: Range,
+    target: str,
+    options: CompileOptions,
 ) -> tuple[dict[str, Any], Callable[[GraphReport], None]]:
     """Return the Inductor options that run our passes, and a function that tells a report what they did."""
     from fuse_cache.passes.manager import PassManager
 
     manager = PassManager(resolved, compile_range, target, dump_dir=options.dump_dir)
-    patches: dict[str, Any] = {**manager.inductor_patches(), **dict(options.inductor)}
+    patches: dict[str, Any] = manager.inductor_patches(gm, dict(options.inductor))
     if options.strict or options.dump_dir is not None:
         # Inductor's own cache would answer without running a pass, and there would be nothing to count or
         # dump.

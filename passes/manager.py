@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fuse_cache.passes.base import NearMiss, Outcome, Pass, Setting
 from fuse_cache.passes.dump import Dumper
 from fuse_cache.passes.fingerprint import Fingerprints, fingerprints, installed_root
 from fuse_cache.passes.order import PLACES, Stage
+from fuse_cache.passes.rounding import rounding_patches
 from fuse_cache.passes.verify import promise_of, verify
 from fuse_cache.proto.pass_config import FACTS, Range, ResolvedPassConfig
 
@@ -139,9 +141,14 @@ class PassManager:
         """Whether any pass has been run yet."""
         return bool(self._journal.outcomes)
 
-    def inductor_patches(self) -> dict[str, object]:
-        """Return the Inductor options that run the passes and keep the graph's own rounding."""
-        patches: dict[str, object] = {}
+    def inductor_patches(
+        self, gm: fx.GraphModule | None = None, options: Mapping[str, object] | None = None
+    ) -> dict[str, object]:
+        """Return the Inductor options that run the passes and keep the rounding of the graph `gm`.
+
+        `options` are the user's, and win over what the rounding asks for: who says False gets Inductor's own.
+        """
+        patches = {**rounding_patches(gm, self._setting.family), **(options or {})}
         for stage in Stage:
             names = tuple(name for name in self._active if PLACES[name].stage is stage)
             if names:
@@ -149,10 +156,6 @@ class PassManager:
         if self._dumper is not None:
             for name in self._active:
                 self._dumper.patterns(load_pass(name))
-        if self._setting.family == "cpu" and "norm_quant" in self._active:
-            # Without it Inductor drops fp32 -> bf16 -> fp32 inside a loop, which moves 2 % of the FP8 codes.
-            # 2.11 ignores it.
-            patches["emulate_precision_casts"] = True
         return patches
 
     def report(self) -> tuple[PassRecord, ...]:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch._inductor.config as inductor_config
+from torch.fx import GraphModule
 
 from fuse_cache.proto import graph_codec
 from fuse_cache.proto.errors import GraphError
-from fuse_cache.proto.graph import Argument, Dtype, Graph, Meta, TensorMeta
+from fuse_cache.proto.graph import Graph, TensorMeta
 from fuse_cache.proto.inductor_options import check_options
 from fuse_cache.proto.request import RequestFields, decode_request
 from fuse_cache.server.worker.ambient import ambient_state
@@ -57,7 +58,7 @@ def build(job: Job, emit: Emit) -> Built:
         fusing = Fusing(request)
         emit("inductor", request.target)
         with _compiling(job, isa):
-            patches = _patches(graph, request, fusing)
+            patches = _patches(rebuilt.gm, request, fusing)
             entry = compile_graph(rebuilt.gm, rebuilt.example_inputs, rebuilt.fake_mode, patches)
             emit("seal", "")
             # Kernels are found again by source and compiler flags, which follow from the options.
@@ -109,13 +110,8 @@ def _compiling(job: Job, isa: IsaBuild) -> Iterator[None]:
         yield
 
 
-def _patches(graph: Graph, request: RequestFields, fusing: Fusing) -> dict[str, Any]:
+def _patches(gm: GraphModule, request: RequestFields, fusing: Fusing) -> dict[str, Any]:
     known = inductor_config.get_config_copy()
-    patches: dict[str, Any] = {}
-    if "emulate_precision_casts" in known and _quantises(graph):
-        # Without it Inductor keeps intermediates in float32 where the graph rounds, and 2 % of FP8 codes
-        # differ from eager's.
-        patches["emulate_precision_casts"] = True
     try:
         options = dict(check_options(dict(request.inductor_options)))
     except ValueError as error:
@@ -125,19 +121,7 @@ def _patches(graph: Graph, request: RequestFields, fusing: Fusing) -> dict[str, 
         raise BuildFailed(
             "REQUEST_MALFORMED", f"this torch has no Inductor option {unknown[0]}", stage="inductor"
         )
-    return {**patches, **options, **fusing.inductor_patches()}
-
-
-def _quantises(graph: Graph) -> bool:
-    return any(_is_float8(node.meta) or _is_float8(node.args) for node in graph.nodes)
-
-
-def _is_float8(value: Meta | Argument) -> bool:
-    if isinstance(value, tuple | list):
-        return any(_is_float8(part) for part in value)
-    if isinstance(value, TensorMeta):
-        return value.dtype.startswith("float8")
-    return isinstance(value, Dtype) and value.name.startswith("float8")
+    return fusing.inductor_patches(gm, options)
 
 
 def _pack(entry: Any, graph: Graph, request: RequestFields, rebuilt: Rebuilt) -> bytes:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from torch.fx import GraphModule
 
 from fuse_cache.passes.manager import PassManager
 from fuse_cache.proto.pass_config import PassConfigError, ResolvedPassConfig
@@ -25,9 +28,10 @@ class Fusing:
             raise BuildFailed("REQUEST_MALFORMED", f"pass_config: {error}", stage="passes") from error
         self._manager = PassManager(resolved, request.range, request.target)
 
-    def inductor_patches(self) -> dict[str, Any]:
-        """Return the patches of Inductor's configuration that make it run the passes."""
-        return dict(self._manager.inductor_patches())
+    def inductor_patches(self, gm: GraphModule, options: Mapping[str, object]) -> dict[str, Any]:
+        """Return the patches of Inductor's configuration that make it run the passes, over the user's
+        options."""
+        return dict(self._manager.inductor_patches(gm, options))
 
     def passes(self) -> tuple[PassRecord, ...]:
         """Return what each pass did. After the compilation."""

@@ -4,6 +4,7 @@ passes or Inductor."""
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -15,6 +16,8 @@ from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.reports import GraphReport, cudagraph_mode
 from fuse_cache.proto.pass_config import ResolvedPassConfig
 from fuse_cache.proto.request import Range
+
+_log = logging.getLogger("fuse_cache.client")
 
 
 @dataclass(slots=True)
@@ -43,7 +46,8 @@ def compile_while_tracing(
     if not any(node.op in ("call_function", "call_method", "call_module") for node in gm.graph.nodes):
         return LocalBuild(gm.forward)  # Nothing to compile, and Inductor need not like it.
     patches, describe = _passes(gm, resolved, compile_range, target, options)
-    return LocalBuild(_inductor(copy_of(gm), example_inputs, patches), describe)
+    with_passes = _WithPasses(patches, describe, options)
+    return LocalBuild(with_passes(copy_of(gm), example_inputs), with_passes.describe)
 
 
 def compile_when_called(
@@ -60,10 +64,41 @@ def compile_when_called(
     """
     patches, describe = _passes(gm, resolved, compile_range, target, options)
 
-    def backend(inner: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        return _inductor(inner, example_inputs, patches)
+    with_passes = _WithPasses(patches, describe, options)
+    return LocalBuild(torch.compile(copy_of(gm), backend=with_passes, dynamic=True), with_passes.describe)
 
-    return LocalBuild(torch.compile(copy_of(gm), backend=backend, dynamic=True), describe)
+
+class _WithPasses:
+    """Compiles with our passes, or without any where one of them fails: a bug of ours must not be worse than
+    no passes at all. With `strict` it is raised."""
+
+    def __init__(
+        self, patches: dict[str, Any], describe: Callable[[GraphReport], None], options: CompileOptions
+    ) -> None:
+        self._patches = patches
+        self._describe = describe
+        self._options = options
+        self._problem = ""
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        from fuse_cache.passes.base import pass_error
+
+        try:
+            return _inductor(copy_of(gm), example_inputs, self._patches)
+        except Exception as error:
+            failed = pass_error(error)
+            if failed is None or self._options.strict:
+                raise
+            self._problem = f"compiled without passes: {failed}"
+        _log.warning(self._problem)
+        return _inductor(gm, example_inputs, dict(self._options.inductor))
+
+    def describe(self, report: GraphReport) -> None:
+        """Tell a report what the passes did, or why none did anything."""
+        if not self._problem:
+            self._describe(report)
+        elif self._problem not in report.reason:
+            report.reason = "; ".join(filter(None, (report.reason, self._problem)))
 
 
 def _inductor(gm: GraphModule, example_inputs: Sequence[Any], patches: dict[str, Any]) -> Callable[..., Any]:

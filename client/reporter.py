@@ -86,7 +86,9 @@ class Reporter:
                 batch.append(items.get())
             try:
                 self._send(wire.ReportRequest(namespace=self._namespace, items=_merge(batch)))
-            except FuseCacheError:
+            except (FuseCacheError, RuntimeError):
+                # RuntimeError: a first call opens a channel, whose threads Python 3.12 does not start once
+                # the process is ending.
                 self.dropped += len(batch)
             if items.empty():
                 idle.set()

@@ -27,6 +27,29 @@ class Reason(enum.StrEnum):
     NO_PARTNER = "no_partner"  # Nothing beside it that it could be fused with.
 
 
+class PassError(Exception):
+    """A pass failed. It is a bug of ours: the compilation fails and names the pass, and a local build does
+    without passes.
+    """
+
+    def __init__(self, pass_name: str, message: str) -> None:
+        super().__init__(f"pass {pass_name}: {message}")
+        self.pass_name = pass_name
+
+
+def pass_error(error: BaseException) -> PassError | None:
+    """Return the failure of a pass under an exception of Inductor's or Dynamo's, which wrap what they
+    catch."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        if isinstance(current, PassError):
+            return current
+        seen.add(id(current))
+        current = getattr(current, "inner_exception", None) or current.__cause__ or current.__context__
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class NearMiss:
     """A candidate that no pattern took: which pass looked, why not, at which node, in words."""

@@ -13,7 +13,7 @@ from blake3 import blake3
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from fuse_cache.passes.base import NearMiss, Outcome, Pass, Setting
+from fuse_cache.passes.base import NearMiss, Outcome, Pass, PassError, Setting
 from fuse_cache.passes.dump import Dumper
 from fuse_cache.passes.fingerprint import Fingerprints, fingerprints, installed_root
 from fuse_cache.passes.order import PLACES, Stage
@@ -97,9 +97,10 @@ class StagePass(CustomGraphPass):
             try:
                 outcome = load_pass(name).run(graph, self._setting)
                 verify(graph, promise, name)
+            except (PassError, OSError, MemoryError):
+                raise  # A full disk or memory is no fault of the pass.
             except Exception as error:
-                error.add_note(f"in pass {name}")
-                raise
+                raise PassError(name, f"{type(error).__name__}: {error}") from error
             self._journal.add(name, outcome, time.perf_counter() - started)
             if self._dumper is not None:
                 self._dumper.graph(graph, name, "after")

@@ -9,14 +9,11 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuse_cache.passes.aliasing import Aliasing, argument_effects
+from fuse_cache.passes.base import PassError
 
 
-class IllegalGraphError(AssertionError):
-    """A pass broke the graph. It is a bug of ours: the compilation fails and names the pass."""
-
-    def __init__(self, pass_name: str, message: str) -> None:
-        super().__init__(f"pass {pass_name}: {message}")
-        self.pass_name = pass_name
+class IllegalGraphError(PassError):
+    """A pass broke the graph."""
 
 
 @dataclass(frozen=True, slots=True)

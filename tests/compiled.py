@@ -6,7 +6,7 @@ import functools
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch.nn import functional
 from fuse_cache.client.ambient import capture_ambient
 from fuse_cache.client.graph import Encoded, encode_graph
 from fuse_cache.proto.cpu_target import host_cpu_target
+from fuse_cache.proto.inductor_options import check_options
 from fuse_cache.proto.pass_config import PassConfig, PassContext
 from fuse_cache.proto.request import Ambient, Range, RequestFields
 from fuse_cache.server.worker import isa, seed
@@ -121,6 +122,7 @@ def compile_captured(
     compile_range: Range | None = None,
     ambient: Ambient | None = None,
     pass_config: PassConfig | None = None,
+    inductor_options: Mapping[str, object] | None = None,
     stages: list[str] | None = None,
 ) -> Compiled:
     """Encode what Dynamo captured and build it in this process, as a worker would."""
@@ -134,6 +136,7 @@ def compile_captured(
         pass_config=resolved.encode(),
         range=compile_range or Range(),
         target=target,
+        inductor_options=check_options(inductor_options or {}),
         ambient=ambient,
     )
     job = Job(

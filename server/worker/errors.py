@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Iterator
 
+from fuse_cache.passes.base import PassError
 from fuse_cache.server.worker.protocol import BuildFailed
 
 
@@ -39,6 +40,8 @@ def translate(error: BaseException, stage: str) -> BuildFailed:
     for cause in _causes(error):
         if isinstance(cause, BuildFailed):
             return cause
+        if isinstance(cause, PassError):
+            return CompilerRaised(str(cause), stage="passes")
         name = type(cause).__name__
         if name.startswith("Bypass"):
             return NotCacheable(f"torch keeps no record of this graph: {_first_line(cause)}", stage=stage)

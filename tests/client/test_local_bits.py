@@ -53,5 +53,8 @@ def test_artifact_and_local_build_have_the_same_bits(
         local = torch.compile(norm_quant, backend="fuse_cache", fullgraph=True, options=options)(*arguments)
     assert same_codes(remote, local)
     if torch.__version__ < "2.13":
-        return  # Inductor drops casts inside a loop there whatever it is told (fused reductions stay whole).
-    assert same_codes(local, expected) is not inductor.get(OPTION, True) is False
+        return  # Inductor drops casts inside a loop there whatever it is told.
+    if not inductor:
+        assert same_codes(local, expected)
+    elif not fused:
+        assert not same_codes(local, expected), "the option made no difference: the test proves nothing"

@@ -66,7 +66,7 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
     "qwen2": _factory("Qwen2ForCausalLM", "Qwen2Config", _GROUPED),
     "qwen3": _factory("Qwen3ForCausalLM", "Qwen3Config", {**_GROUPED, "head_dim": HEAD_DIM}),
     "gemma2": _factory("Gemma2ForCausalLM", "Gemma2Config", _SLIDING),
-    "gemma3": _factory("Gemma3ForCausalLM", "Gemma3TextConfig", _SLIDING),
+    "gemma3": _factory("Gemma3ForCausalLM", "Gemma3TextConfig", {**_SLIDING, "sliding_window_pattern": 2}),
     "mistral": _factory("MistralForCausalLM", "MistralConfig", {**_GROUPED, "sliding_window": None}),
     "phi3": _factory("Phi3ForCausalLM", "Phi3Config", _GROUPED),
     "mixtral": _factory(

@@ -7,15 +7,17 @@ import ipaddress
 import os
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
 
 from fuse_cache.proto.cpu_target import CPU_TARGETS, is_cpu_target, refusal
-from fuse_cache.server.option_readers import boolean, list_of, number, one_of, path, text
 
 PREFIX = "FUSE_CACHE_"
+ENVIRONMENT = "the environment"
 # Names under our prefix that others read: the client's options, and what both sides find their trust folder
 # by.
 _OTHERS = """
@@ -34,85 +36,75 @@ class ConfigError(ValueError):
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `fuse-cache serve`. A list may be written as one text with commas.
 
-    Made by `load_config`, which checks. Not a pydantic model: importing that took a fifth of the start.
+    Made by `load_config`, which checks each value against the types below.
     """
 
     listen: tuple[str, ...] = ("127.0.0.1:7788",)
     http: str = "127.0.0.1:7789"  # "" for none
-    store: Path = field(default_factory=lambda: _cache_home() / "store")
+    store: Path = msgspec.field(default_factory=lambda: _cache_home() / "store")
     redis: str = ""
-    workers: int = field(default_factory=lambda: max(1, len(os.sched_getaffinity(0)) // 2))
+    workers: Annotated[int, Meta(ge=1, le=1024)] = msgspec.field(
+        default_factory=lambda: max(1, len(os.sched_getaffinity(0)) // 2)
+    )
     # Any CPU target builds anywhere (nothing is run), but loading it back to prove it whole needs the
     # processor.
-    target: tuple[str, ...] = field(
+    target: tuple[str, ...] = msgspec.field(
         default_factory=lambda: tuple(t.name for t in CPU_TARGETS if refusal(t.name) is None)
     )
-    executor: str = "local"
+    executor: Literal["local"] = "local"
     insecure: bool = False
-    work_dir: Path = field(
+    work_dir: Path = msgspec.field(
         default_factory=lambda: Path(tempfile.gettempdir()) / f"fuse-cache-work-{os.getuid()}"
     )
-    memory_bytes: int | None = None  # of the memory tier; default: cache/compose.py
-    disk_bytes: int | None = None
-    job_timeout_s: float = 900.0
-    job_memory_bytes: int = 8 << 30  # of one compilation's whole process tree
-    max_queue: int = 256  # a model cut in 80 pieces with 3 ranges fits
-    drain_grace_s: float = 25.0  # Kubernetes kills after 30
+    memory_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None  # of the memory tier; else cache/compose.py
+    disk_bytes: Annotated[int, Meta(ge=1 << 20)] | None = None
+    job_timeout_s: Annotated[float, Meta(gt=0)] = 900.0
+    job_memory_bytes: Annotated[int, Meta(ge=64 << 20)] = 8 << 30  # of one compilation's whole process tree
+    max_queue: Annotated[int, Meta(ge=1)] = 256  # a model cut in 80 pieces with 3 ranges fits
+    drain_grace_s: Annotated[float, Meta(ge=0)] = 25.0  # Kubernetes kills after 30
     signing_key: Path | None = None  # default: the key of the per-uid trust folder
     trusted_keys: tuple[Path, ...] = ()  # public keys of other builders, beside our own
     op_modules: tuple[str, ...] = ()  # modules that register custom operators; workers import them
     reflection: bool = True
-    log_level: str = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-def _target(value: object) -> str:
-    name = text(value)
-    if not is_cpu_target(name):
-        known = ", ".join(target.name for target in CPU_TARGETS)
-        raise ValueError(f"{name} is not built by this version; it builds {known}")
-    return name
+_TYPES = {field.name: field.type for field in msgspec.structs.fields(ServerConfig)}
 
 
-def _no_redis_yet(value: object) -> str:
-    if value:
-        raise ValueError("this version has no Redis tier; leave the option out")
-    return ""
+def _read(name: str, value: object, *, is_text: bool) -> Any:
+    """Return `value` in the type of option `name`; `is_text` for the environment, which has no types.
 
-
-def _addresses(value: object) -> tuple[str, ...]:
-    found = list_of(text)(value)
-    if not found:
+    Raises:
+        ValueError: it does not fit; the message says what does.
+    """
+    kind = _TYPES[name]
+    if isinstance(value, str) and get_origin(kind) is tuple:
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    try:
+        found = msgspec.convert(value, kind, strict=not is_text, dec_hook=_read_path)
+    except msgspec.ValidationError as error:
+        names = f"; it may be {', '.join(get_args(kind))}" if get_origin(kind) is Literal else ""
+        raise ValueError(f"{error}{names} (given: {value!r})") from error
+    if name == "listen" and not found:
         raise ValueError("give at least one HOST:PORT or unix:PATH")
+    if name == "redis" and found:
+        raise ValueError("this version has no Redis tier; leave the option out")
+    if name == "target" and (wrong := [item for item in found if not is_cpu_target(item)]):
+        known = ", ".join(target.name for target in CPU_TARGETS)
+        raise ValueError(f"{wrong[0]} is not built by this version; it builds {known}")
     return found
 
 
-# Option -> what reads its value, or says in a ValueError what is allowed. `None` in a file is not possible.
-_READERS: Mapping[str, Callable[[object], Any]] = {
-    "listen": _addresses,
-    "http": text,
-    "store": path,
-    "redis": _no_redis_yet,
-    "workers": number(int, least=1, most=1024),
-    "target": list_of(_target),
-    "executor": one_of("local"),
-    "insecure": boolean,
-    "work_dir": path,
-    "memory_bytes": number(int, least=1 << 20),
-    "disk_bytes": number(int, least=1 << 20),
-    "job_timeout_s": number(float, least=0.001),
-    "job_memory_bytes": number(int, least=64 << 20),
-    "max_queue": number(int, least=1),
-    "drain_grace_s": number(float, least=0),
-    "signing_key": path,
-    "trusted_keys": list_of(path),
-    "op_modules": list_of(text),
-    "reflection": boolean,
-    "log_level": one_of("debug", "info", "warning", "error"),
-}
+def _read_path(kind: type, value: object) -> Path:
+    """Read the one type of our options that msgspec leaves to us."""
+    assert kind is Path
+    if isinstance(value, str | Path) and str(value):
+        return Path(value)
+    raise ValueError("Expected a path")
 
 
 def _check_plaintext_stays_here(config: ServerConfig) -> None:
@@ -166,12 +158,12 @@ def load_config(
     """
     environment = os.environ if environment is None else environment
     config_file = config_file or (Path(p) if (p := environment.get(f"{PREFIX}CONFIG")) else None)
-    names = set(_READERS)
+    names = set(_TYPES)
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for where, found in (
         (str(config_file), _read_toml(config_file) if config_file else {}),
-        ("the environment", _from_environment(environment, names)),
+        (ENVIRONMENT, _from_environment(environment, names)),
         ("the command line", {name: value for name, value in (options or {}).items() if value is not None}),
     ):
         for name, value in found.items():
@@ -182,7 +174,7 @@ def load_config(
     problems = []
     for name, value in values.items():
         try:
-            read[name] = _READERS[name](value)
+            read[name] = _read(name, value, is_text=origin[name] == ENVIRONMENT)
         except ValueError as error:
             problems.append(f"{origin[name]}: {name}: {error}")
     if problems:
@@ -212,7 +204,7 @@ def _from_environment(environment: Mapping[str, str], names: set[str]) -> dict[s
         if variable.startswith(PREFIX) and variable not in OTHERS_NAMES:
             name = variable.removeprefix(PREFIX).lower()
             if name not in names:
-                raise ConfigError(f"the environment: {variable} is not an option{_suggest(name, names)}")
+                raise ConfigError(f"{ENVIRONMENT}: {variable} is not an option{_suggest(name, names)}")
             found[name] = value
     return found
 

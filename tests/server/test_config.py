@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from msgspec.structs import fields
 
 from fuse_cache.server.config import ConfigError, ServerConfig, is_local, load_config
 
@@ -32,8 +32,8 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
         ({"worker": 1}, {}, "", r"the command line: worker is not an option; did you mean workers\?"),
         ({}, {"FUSE_CACHE_WORKER": "1"}, "", r"FUSE_CACHE_WORKER is not an option; did you mean workers\?"),
         ({}, {}, "stor = 'x'", r"c.toml: stor is not an option; did you mean store\?"),
-        ({}, {"FUSE_CACHE_WORKERS": "many"}, "", "the environment: workers: .*integer"),
-        ({"workers": 0}, {}, "", "the command line: workers: .*greater than or equal to 1"),
+        ({}, {"FUSE_CACHE_WORKERS": "many"}, "", "the environment: workers: Expected `int`.*many"),
+        ({"workers": 0}, {}, "", "the command line: workers: Expected `int` >= 1"),
         ({"target": "sm_90"}, {}, "", "target: sm_90 is not built by this version; it builds cpu-"),
         ({"listen": "0.0.0.0:1"}, {}, "", "listen: 0.0.0.0:1 would serve plaintext to other machines"),
         ({"http": "example.com:80"}, {}, "", "http: example.com:80 would serve plaintext"),
@@ -41,6 +41,9 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
         ({"listen": ""}, {}, "", "give at least one"),
         ({"redis": "redis://x"}, {}, "", "no Redis tier"),
         ({}, {}, "workers = ", "c.toml"),
+        ({}, {}, 'workers = "3"', "c.toml: workers: Expected `int`, got `str`"),
+        ({}, {"FUSE_CACHE_INSECURE": "maybe"}, "", "the environment: insecure: Expected `bool`.*maybe"),
+        ({}, {"FUSE_CACHE_DRAIN_GRACE_S": "nan"}, "", "drain_grace_s: Expected `float` >= 0"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_origin(
@@ -67,14 +70,14 @@ def test_every_option_can_be_given_as_text_and_keeps_its_type() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": True}, "workers: must be an integer, not True"),
-        ({"workers": 1.5}, "workers: must be an integer, not 1.5"),
-        ({"workers": 5000}, "workers: must be at most 1024"),
-        ({"drain_grace_s": "nan"}, "drain_grace_s: must be greater than or equal to 0"),
-        ({"insecure": "maybe"}, "insecure: must be true or false"),
-        ({"log_level": "loud"}, "log_level: must be one of debug, info, warning, error"),
-        ({"op_modules": 3}, "op_modules: must be a list"),
-        ({"store": ""}, "store: must be a path"),
+        ({"workers": True}, "workers: Expected `int`, got `bool`"),
+        ({"workers": 1.5}, r"workers: Expected `int`, got `float` \(given: 1.5\)"),
+        ({"workers": 5000}, "workers: Expected `int` <= 1024"),
+        ({"job_timeout_s": 0}, "job_timeout_s: Expected `float` > 0"),
+        ({"log_level": "loud"}, "log_level: .*it may be debug, info, warning, error"),
+        ({"op_modules": 3}, "op_modules: Expected `array`, got `int`"),
+        ({"store": ""}, "store: Expected a path"),
+        ({"trusted_keys": [7]}, "trusted_keys: Expected a path.*7"),
         ({"workers": 0, "max_queue": 0}, "workers: .*; the command line: max_queue: "),
     ],
 )

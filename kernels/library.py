@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,4 +55,13 @@ def define(family: Family) -> OpOverload:
     torch.library.register_fake(f"{NAMESPACE}::{name}", family.reference, lib=_LIBRARY)
     overload = getattr(getattr(torch.ops, NAMESPACE), name).default
     assert isinstance(overload, OpOverload)
+    on_cuda = partial(_run_on_cuda, family, overload)
+    _LIBRARY.impl(name, on_cuda, "CUDA")  # type: ignore[no-untyped-call]  # as above
     return overload
+
+
+def _run_on_cuda(family: Family, overload: OpOverload, *arguments: Any) -> Any:
+    # Not at import: kernels need Triton, which a machine without a GPU may lack, and the operators above.
+    from fuse_cache.kernels.launch import run_on_cuda
+
+    return run_on_cuda(family, overload, arguments)

@@ -141,6 +141,7 @@ def _in_layout(scales: Tensor, layout: str) -> Tensor:
     if layout == PACKED:
         bits = scales.view(torch.int32)
         exponents = (bits >> 23) + ((bits & _MANTISSA) != 0).to(torch.int32)
+        exponents = torch.clamp_max(exponents, 255)  # What is larger than 2^127, and NaN.
         first, second, third, fourth = (
             zeros_after(exponents, 4).reshape(tokens, (groups + 3) // 4, 4).unbind(-1)
         )

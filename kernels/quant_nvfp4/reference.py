@@ -83,7 +83,7 @@ def _e2m1(values: Tensor) -> Tensor:
         magnitude > 5.0,
     ):
         code = code + above.to(torch.int32)
-    return code
+    return torch.where(values.isnan(), 0, code)
 
 
 def _swizzle(scales: Tensor) -> Tensor:

@@ -141,4 +141,4 @@ def from_e4m3fn(code):
     wide = code.to(tl.int32)
     normal = ((wide << 20) + (120 << 23)).to(tl.float32, bitcast=True)
     value = tl.where(wide < 8, wide.to(tl.float32) * 0.001953125, normal)
-    return tl.where(wide == 0x7F, float("nan"), value)
+    return tl.where((wide & 0x7F) == 0x7F, float("nan"), value)

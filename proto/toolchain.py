@@ -7,9 +7,9 @@ installer notes down.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.metadata
+import itertools
 import os
 import re
 import sys
@@ -21,6 +21,7 @@ from blake3 import blake3
 
 from fuse_cache.proto import artifact_pb2
 from fuse_cache.proto.errors import ToolchainError
+from fuse_cache.proto.folders import listing
 
 __all__ = ["Toolchain", "ToolchainError", "installed_toolchain", "local_toolchain"]
 
@@ -142,9 +143,10 @@ def _find_record(name: str, search_path: tuple[str, ...]) -> Path | None:
     """Return the wheel's RECORD, which need not exist."""
     for folder in search_path:
         # A folder that this uid may not read holds nothing that it could import.
-        with contextlib.suppress(PermissionError):
-            for found in sorted(Path(folder or ".").glob(f"{name}-*.dist-info")):
-                return found / "RECORD"
+        names = itertools.chain(*listing(folder or "."))
+        found = min((n for n in names if n.startswith(f"{name}-") and n.endswith(".dist-info")), default=None)
+        if found is not None:
+            return Path(folder, found, "RECORD")
     return None
 
 

@@ -7,18 +7,20 @@ with it new keys, instead of old artifacts under a new name.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
 
 from fuse_cache.proto.digest import FieldDigest
+from fuse_cache.proto.folders import listing
 from fuse_cache.proto.toolchain import Toolchain, local_toolchain
 from fuse_cache.server.cxx import CxxProgram, cxx_identity, find_cxx
 from fuse_cache.server.key import SCHEMA, KeyFields
@@ -35,8 +37,8 @@ _PLUMBING = frozenset({
 # Of proto/, what a worker never reaches. All else may change what it reads or packs.
 _WIRE_ONLY = frozenset({
     "admin_pb2.py", "admin_pb2_grpc.py", "artifact_pb2.py", "artifact_pb2_grpc.py", "compile_pb2.py",
-    "compile_pb2_grpc.py", "content.py", "fetch_chunk.py", "signing.py", "spec_pb2_grpc.py", "toolchain.py",
-    "trust.py",
+    "compile_pb2_grpc.py", "content.py", "fetch_chunk.py", "folders.py", "signing.py", "spec_pb2_grpc.py",
+    "toolchain.py", "trust.py",
 })  # fmt: skip
 _HEADER_SOURCES = ("isa.py", "seed.py")
 _FOLDERS = ("proto", "server", "passes", "kernels")
@@ -115,18 +117,18 @@ def take_stamps(root: Path, *, op_modules: tuple[str, ...] = ()) -> Stamps:
     Raises:
         EpochError: the toolchain cannot be told.
     """
-    build, own = blake3(), blake3()
-    for folder in _FOLDERS:
-        for place, _, names in os.walk(root / folder):
-            is_build = place[len(str(root)) + 1 :].startswith(_BUILD_FOLDERS)
-            for name in sorted(names):
-                if name.endswith(".py"):
-                    _stamp(build if is_build and name not in _PLUMBING else own, os.path.join(place, name))
+    build: list[str] = []
+    own: list[str] = []
+    for top in _FOLDERS:
+        # Once for all files below, not once for each of them: links are followed by name at every look.
+        for place, inside, names in _walk(os.path.realpath(root / top), top):
+            is_build = inside.startswith(_BUILD_FOLDERS)
+            for name in names:
+                (build if is_build and name not in _PLUMBING else own).append(f"{place}/{name}")
     for module in op_modules:
-        for path in op_files(module):
-            _stamp(build, str(path))
+        build += map(str, op_files(module))
     try:
-        return Stamps(build.digest(), own.digest(), local_toolchain(), find_cxx())
+        return Stamps(_stamp(build), _stamp(own), local_toolchain(), find_cxx())
     except RuntimeError as error:
         raise EpochError(str(error)) from error
 
@@ -170,13 +172,22 @@ def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo:
     )
 
 
-def _stamp(hasher: blake3, path: str) -> None:
-    try:
-        info = os.stat(path)
-    except OSError:
-        return  # Being replaced just now: the next look differs.
-    line = f"{path}\0{info.st_size}\0{info.st_mtime_ns}\0{info.st_ctime_ns}\0{info.st_ino}\n"
-    hasher.update(line.encode())
+def _walk(place: str, inside: str) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield each folder at and below `place`: its path, what `inside` makes of it, and its sources' names."""
+    found = listing(place)
+    yield place, inside, [name for name in found.files if name.endswith(".py")]
+    for name in found.folders:
+        if name != "__pycache__":
+            yield from _walk(f"{place}/{name}", f"{inside}/{name}")
+
+
+def _stamp(paths: Iterable[str]) -> bytes:
+    lines = []
+    for path in paths:
+        with contextlib.suppress(OSError):  # Being replaced just now: the next look differs.
+            info = os.stat(path)
+            lines.append(f"{path}\0{info.st_size}\0{info.st_mtime_ns}\0{info.st_ctime_ns}\0{info.st_ino}\n")
+    return blake3("".join(lines).encode()).digest()
 
 
 def _sources(paths: Iterable[Path]) -> bytes:

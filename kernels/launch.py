@@ -84,6 +84,7 @@ def run_norm(
         PRODUCT_DTYPE=dtype_name(product),
         OUT_DTYPE=dtype_name(out_dtype),
         KEEP=keep,
+        HALVINGS=block.bit_length() - 2,
         H=width,
         BLOCK=block,
         **plan.constants,

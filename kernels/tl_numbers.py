@@ -39,6 +39,22 @@ def magnitude_bits(v, mask):
 
 
 @triton.jit
+def sum_of_squares(z, BLOCK: tl.constexpr, HALVINGS: tl.constexpr):
+    """Return the sum of z * z of [BLOCK] values, BLOCK = 2 ** (HALVINGS + 1), by a tree of neighbours.
+
+    Triton may lay values out over threads in another way where a kernel stores more, and `tl.sum` adds as
+    they lie. A sum of two is the same both ways, so that this tree is that of the indices in every kernel.
+    The first step is a fused multiply-add by name: left to ptxas, which of both squares is rounded depends on
+    the layout. Seen on an H200: with `tl.sum(z * z)` 10 of 2.9 million results of fused and unfused differed.
+    """
+    left, right = tl.split(tl.reshape(z, [BLOCK // 2, 2]))
+    s = tl.fma(left, left, right * right)
+    for step in tl.static_range(HALVINGS):
+        s = tl.sum(tl.reshape(s, [BLOCK >> (step + 2), 2]), 1)
+    return tl.sum(s, 0)
+
+
+@triton.jit
 def to_power_of_two(scale, POWER: tl.constexpr):
     """Round scales up to powers of two: "exact" by the bits, "log2" by way of log2, "none"."""
     if POWER == "exact":

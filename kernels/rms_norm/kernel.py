@@ -1,7 +1,7 @@
 """RMSNorm, with or without the addition of a residual and a quantisation, as one Triton kernel.
 
 A program holds one row, whatever the number of rows, so that a row's bits do not depend on the others. The
-tree of the sum is that of BLOCK and the number of warps, which follow from H alone. Each value is read once.
+tree of the sum is that of BLOCK, which follows from H alone. Each value is read once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fuse_cache.kernels.tl_numbers import rounded
+from fuse_cache.kernels.tl_numbers import rounded, sum_of_squares
 from fuse_cache.kernels.tl_quantise import store_row_block
 
 
@@ -19,7 +19,7 @@ def rms_norm_kernel(
     num_tokens, x_stride, residual_stride, scales_stride,
     ADD: tl.constexpr, SUM_DTYPE: tl.constexpr, NORM_OF_ROUNDED: tl.constexpr, WEIGHTED: tl.constexpr,
     EPS: tl.constexpr, WEIGHT_BIAS: tl.constexpr, WEIGHT_DTYPE: tl.constexpr, NORM_DTYPE: tl.constexpr,
-    PRODUCT_DTYPE: tl.constexpr, OUT_DTYPE: tl.constexpr, KEEP: tl.constexpr,
+    PRODUCT_DTYPE: tl.constexpr, OUT_DTYPE: tl.constexpr, KEEP: tl.constexpr, HALVINGS: tl.constexpr,
     KIND: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, LAYOUT: tl.constexpr,
     BOUNDED: tl.constexpr, AMAX_MIN: tl.constexpr, AMAX_MAX: tl.constexpr, SCALE_RULE: tl.constexpr,
     DIVISOR: tl.constexpr, FLOOR_SCALE: tl.constexpr, AMAX_DTYPE: tl.constexpr, SCALE_DTYPE: tl.constexpr,
@@ -38,7 +38,7 @@ def rms_norm_kernel(
         tl.store(total + row * H + columns, z.to(total.dtype.element_ty), mask=mask)
         if NORM_OF_ROUNDED:
             z = rounded(z, SUM_DTYPE)
-    mean = tl.div_rn(tl.sum(z * z, 0), H * 1.0)
+    mean = tl.div_rn(sum_of_squares(z, BLOCK, HALVINGS), H * 1.0)
     v = rounded(z * tl.div_rn(1.0, tl.sqrt_rn(mean + EPS)), NORM_DTYPE)
     if WEIGHTED:
         w = rounded(tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32), WEIGHT_DTYPE)

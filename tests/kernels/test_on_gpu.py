@@ -79,9 +79,11 @@ def test_inductor_takes_the_kernel_into_its_wrapper(index: int) -> None:
     implementation = implementations(_target())[case.operator]
     hidden = case.width(96)
 
+    given = [isinstance(a, Tensor) for a in case.tensors(4, hidden, BF16)]
+
     def run(*operands: Any) -> Any:
         remaining = iter(operands)
-        tensors = (next(remaining) if isinstance(a, Tensor) else a for a in case.tensors(4, hidden, BF16))
+        tensors = (next(remaining) if one else None for one in given)
         return implementation(*tensors, *case.attributes(BF16))
 
     def operands(tokens: int) -> list[Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import fx
@@ -12,9 +13,20 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fuse_cache.kernels.library import Reference
 from fuse_cache.passes.reading import layout_key
 
-Reference = Callable[..., torch.Tensor]
+aten = torch.ops.aten
+EXACT = frozenset(
+    {
+        aten.mean.dim,
+        aten.silu.default,
+        aten.gelu.default,
+        aten.sigmoid.default,
+        aten.log2.default,
+        aten.exp2.default,
+    }
+)
 
 
 class Inliner:
@@ -25,48 +37,68 @@ class Inliner:
     """
 
     def __init__(self) -> None:
+        self._decompositions: dict[bool, dict[OpOverload, Any]] = {}
         self._traced: dict[object, fx.GraphModule] = {}
 
-    def inline(self, graph: fx.Graph, node: fx.Node, reference: Reference, *, exact_reductions: bool) -> None:
+    def inline(self, graph: fx.Graph, node: fx.Node, reference: Reference, *, exact: bool) -> None:
         """Write out `node`, whose arguments are all positional.
 
-        `exact_reductions` keeps Inductor from generating code for the means: PyTorch's own kernel then adds
-        in the order in which it does eagerly. A generated loop adds in another order, which moves the last
-        bit of a mean, and so one code in a million.
+        `exact` keeps Inductor from generating code for what `EXACT` lists: PyTorch's own kernel then does
+        what it does eagerly. A generated loop adds in another order and has other exponentials, which moves
+        a last bit now and then, and so a code.
         """
         operands = [argument for argument in node.args if isinstance(argument, fx.Node)]
-        traced = self._trace(node, operands, reference)
+        traced = self._trace(node, operands, reference, exact=exact)
         values: dict[fx.Node, fx.Node] = dict(
             zip(traced.graph.find_nodes(op="placeholder"), operands, strict=True)
         )
-        result: fx.Node | None = None
+        returned: object = None
         with graph.inserting_before(node):
             for inner in traced.graph.nodes:
                 if inner.op == "output":
-                    result = values[inner.args[0]]
+                    returned = inner.args[0]
                 elif inner.op != "placeholder":
                     copied = graph.node_copy(inner, values.__getitem__)
                     copied.meta = {"val": inner.meta["val"]}
                     if "stack_trace" in node.meta:
                         copied.meta["stack_trace"] = node.meta["stack_trace"]
-                    if exact_reductions and inner.target is torch.ops.aten.mean.dim:
+                    if exact and inner.target in EXACT:
                         copied.meta["should_fallback"] = True
                     values[inner] = copied
-        assert result is not None
-        node.replace_all_uses_with(result)
+        if isinstance(returned, fx.Node):
+            node.replace_all_uses_with(values[returned])
+        else:
+            assert isinstance(returned, (tuple, list))
+            for item in list(node.users):
+                place = item.args[1]
+                assert item.target is operator.getitem
+                assert isinstance(place, int)
+                item.replace_all_uses_with(values[returned[place]])
+                graph.erase_node(item)
         graph.erase_node(node)
 
-    def _trace(self, node: fx.Node, operands: list[fx.Node], reference: Reference) -> fx.GraphModule:
+    def _trace(
+        self, node: fx.Node, operands: list[fx.Node], reference: Reference, *, exact: bool
+    ) -> fx.GraphModule:
         attributes = tuple(None if isinstance(argument, fx.Node) else argument for argument in node.args)
-        key = (node.target, attributes, tuple(layout_key(operand.meta["val"]) for operand in operands))
+        key = (node.target, exact, attributes, tuple(layout_key(operand.meta["val"]) for operand in operands))
         if key not in self._traced:
             with enable_python_dispatcher():
-                trace = make_fx(partial(_call, reference, node.args), select_decomp_table())
+                trace = make_fx(partial(_call, reference, node.args), self._table(exact))
                 self._traced[key] = trace(*(operand.meta["val"] for operand in operands))
         return self._traced[key]
 
+    def _table(self, exact: bool) -> dict[OpOverload, Any]:
+        """Return Inductor's decompositions, without those of `EXACT` where they are to stay whole."""
+        if exact not in self._decompositions:
+            table = select_decomp_table()
+            self._decompositions[exact] = {
+                key: value for key, value in table.items() if not (exact and key in EXACT)
+            }
+        return self._decompositions[exact]
 
-def _call(reference: Reference, arguments: tuple[object, ...], *operands: torch.Tensor) -> torch.Tensor:
+
+def _call(reference: Reference, arguments: tuple[object, ...], *operands: torch.Tensor) -> object:
     """Call the reference with its operands in the places that nodes have in `arguments`."""
     remaining = iter(operands)
     return reference(

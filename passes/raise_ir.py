@@ -6,71 +6,152 @@ it replaced; what is not fused is spelled out again by `lower_ir`.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 
-from fuse_cache.passes import raise_norm, raise_quant
+from fuse_cache.kernels.library import NAMESPACE
+from fuse_cache.kernels.rms_norm.op import RMS_NORM
+from fuse_cache.passes import raise_add_norm, raise_gate, raise_layout, raise_norm, raise_quant
 from fuse_cache.passes.base import NearMiss, Outcome, Pass, Reason, Setting
-from fuse_cache.passes.raise_norm import Miss, Norm
-from fuse_cache.passes.raise_quant import Quant
-from fuse_cache.passes.reading import FLOAT8, FLOATS, cast_source, dtype, layout_key
-from fuse_cache.passes.rewrite import replace_result
+from fuse_cache.passes.cleanup import has_effect
+from fuse_cache.passes.inline import is_ours
+from fuse_cache.passes.raised import Found, Miss
+from fuse_cache.passes.reading import layout_key
+from fuse_cache.passes.rewrite import can_be_viewed, erase_dead, insert_call, make_room, take_over
 from fuse_cache.passes.verify import same_layout
 
 _NAME = "raise_ir"
 
 
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Where one kind of operator may be, and what reads it there.
+
+    A family that `refines` works on nodes that were raised already: they are no candidates of their own.
+    """
+
+    candidates: Callable[[fx.Graph], Iterable[fx.Node]]
+    recognise: Callable[[fx.Node], Found | Miss | None]
+    refines: bool = False
+
+
+def _calls(*targets: OpOverload) -> Callable[[fx.Graph], Iterable[fx.Node]]:
+    def find(graph: fx.Graph) -> Iterator[fx.Node]:
+        for target in targets:
+            yield from graph.find_nodes(op="call_function", target=target)
+
+    return find
+
+
+# Norms and activations first: a quantisation that reads them does not change where they end.
+_FAMILIES = (
+    _Family(_calls(*raise_norm.ANCHORS), raise_norm.recognise),
+    _Family(_calls(RMS_NORM), raise_add_norm.recognise, refines=True),
+    _Family(_calls(*raise_gate.ANCHORS), raise_gate.recognise),
+    _Family(raise_quant.candidates, raise_quant.recognise),
+    _Family(raise_layout.candidates, raise_layout.recognise, refines=True),
+)
+
+
 def _run(graph: fx.Graph, setting: Setting) -> Outcome:
     outcome = Outcome()
-    known: dict[object, torch.Tensor] = {}
-    # Norms first: the end of a norm is decided by what reads it, a quantisation does not change that.
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.rsqrt.default):
-        _raise(graph, node, raise_norm.recognise(node), outcome, known)
-    for node in list(graph.nodes):
-        source = cast_source(node)
-        if source is not None and dtype(node) in FLOAT8 and dtype(source) in FLOATS:
-            _raise(graph, node, raise_quant.recognise(node), outcome, known)
+    known: dict[object, object] = {}
+    for family in _FAMILIES:
+        for node in list(family.candidates(graph)):
+            found = None if node._erased else family.recognise(node)
+            if found is not None:
+                _raise(graph, node, found, outcome, known, refines=family.refines)
+    _merge_equal(graph)
     return outcome
 
 
 def _raise(
     graph: fx.Graph,
     node: fx.Node,
-    found: Norm | Quant | Miss | None,
+    found: Found | Miss,
     outcome: Outcome,
-    known: dict[object, torch.Tensor],
+    known: dict[object, object],
+    *,
+    refines: bool,
 ) -> None:
-    if found is None:
-        return
-    outcome.candidates += 1
-    if isinstance(found, Miss):
-        outcome.near_misses.append(NearMiss(_NAME, found.reason, node.name, found.detail))
-        return
-    operator = raise_norm.OPERATOR if isinstance(found, Norm) else raise_quant.OPERATOR
-    if (detail := _difference(operator, found, known)) is not None:
-        outcome.near_misses.append(NearMiss(_NAME, Reason.GUARD, node.name, detail))
-        return
-    replace_result(graph, found.last, operator, found.arguments(), {})
-    outcome.matches += 1
+    outcome.candidates += not refines
+    miss = found if isinstance(found, Miss) else _replace(graph, found, known)
+    if miss is None:
+        outcome.matches += not refines
+    elif not refines:
+        outcome.near_misses.append(NearMiss(_NAME, miss.reason, node.name, miss.detail))
 
 
-def _difference(operator: OpOverload, found: Norm | Quant, known: dict[object, torch.Tensor]) -> str | None:
-    """Say how the operator's result would differ in layout from what it is to replace.
+def _replace(graph: fx.Graph, found: Found, known: dict[object, object]) -> Miss | None:
+    """Put the operator in the place of what it means; say why if it cannot be."""
+    value = _fake_result(found, known)
+    values = value if isinstance(value, tuple) else (value,)
+    olds = [(old, new) for old, new in zip(found.results, values, strict=True) if old is not None]
+    for old, new in olds:
+        if (detail := _difference(new, old.meta["val"])) is not None:
+            return Miss(Reason.GUARD, detail)
+    operands = [argument for argument in found.arguments if isinstance(argument, fx.Node)]
+    anchor = make_room(graph, [old for old, _ in olds], operands)
+    if anchor is None:
+        return Miss(Reason.GUARD, "there is no one place behind all it reads and before all that read it")
+    results = insert_call(anchor, found.operator, found.arguments, value, olds[0][0])
+    for replaced, result in zip(found.results, results, strict=True):
+        if replaced is not None and not replaced._erased:
+            take_over(replaced, result)
+            erase_dead(graph, replaced)
+    erase_dead(graph, *results)
+    return None
 
-    `known` holds the results of earlier sites: the layers of one model share them.
-    """
-    values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in found.arguments()]
-    key = (operator, *(layout_key(value) if isinstance(value, torch.Tensor) else value for value in values))
+
+def _fake_result(found: Found, known: dict[object, object]) -> object:
+    """Run the operator on fake tensors. `known` holds earlier results: the layers of one model share them."""
+    values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in found.arguments]
+    parts = (layout_key(value) if isinstance(value, torch.Tensor) else value for value in values)
+    key = (found.operator, *parts)
     if key not in known:
         with enable_python_dispatcher():
-            known[key] = operator(*values)
-    value, before = known[key], found.last.meta["val"]
+            known[key] = found.operator(*values)
+    return known[key]
+
+
+def _difference(value: torch.Tensor, before: torch.Tensor) -> str | None:
+    """Say how the operator's result differs from what it is to replace by more than a reshape and a cast."""
     if same_layout(value, before):
+        return None
+    is_reshape = value.is_contiguous() and before.is_contiguous() and can_be_viewed(before)
+    if is_reshape and value.device == before.device:
         return None
     shown = [f"{one.dtype} {list(one.shape)} {list(one.stride())}" for one in (value, before)]
     return f"the operator gives {shown[0]}, the graph {shown[1]}"
+
+
+def _merge_equal(graph: fx.Graph) -> None:
+    """Merge calls of ours that are equal: three projections of one norm quantise it three times."""
+    first: dict[object, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op == "call_function" and has_effect(node):
+            first.clear()  # A write could have changed what a later call reads.
+        elif is_ours(node, NAMESPACE):
+            kept = first.setdefault((node.target, node.args), node)
+            if kept is not node:
+                _read_from(graph, node, kept)
+
+
+def _read_from(graph: fx.Graph, node: fx.Node, kept: fx.Node) -> None:
+    """Let the readers of one call read another, equal one, result by result."""
+    items = {user.args[1]: user for user in kept.users if user.target is operator.getitem}
+    for user in list(node.users):
+        if user.target is operator.getitem and user.args[1] in items:
+            user.replace_all_uses_with(items[user.args[1]])
+            graph.erase_node(user)
+    node.replace_all_uses_with(kept)
+    graph.erase_node(node)
 
 
 PASS = Pass(name=_NAME, run=_run)

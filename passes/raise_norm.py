@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuse_cache.kernels.rms_norm.op import RMS_NORM
 from fuse_cache.passes.base import Reason
+from fuse_cache.passes.raised import Found, Miss
 from fuse_cache.passes.reading import (
     FLOATS,
     aten,
@@ -23,56 +22,29 @@ from fuse_cache.passes.reading import (
     widened_from,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Miss:
-    """Why a candidate is not what it looks like."""
-
-    reason: Reason
-    detail: str
+# A power of -0.5 is what PyTorch computes as rsqrt.
+ANCHORS = (aten.rsqrt.default, aten.sqrt.default, aten.pow.Tensor_Scalar)
 
 
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """A recognised norm: `last` computes the result, the other fields are the operator's."""
-
-    last: fx.Node
-    x: fx.Node
-    weight: fx.Node | None
-    eps: float
-    weight_bias: float
-    weight_dtype: torch.dtype | None
-    norm_dtype: torch.dtype | None
-    out_dtype: torch.dtype | None
-
-    def arguments(self) -> tuple[object, ...]:
-        """Return the arguments of the operator."""
-        return (
-            self.x,
-            self.weight,
-            self.eps,
-            self.weight_bias,
-            self.weight_dtype,
-            self.norm_dtype,
-            self.out_dtype,
-        )
-
-
-OPERATOR = RMS_NORM
-
-
-def recognise(rsqrt: fx.Node) -> Norm | Miss | None:
+def recognise(rsqrt: fx.Node) -> Found | Miss | None:
     """Read the norm around this rsqrt. None: no mean of squares, so no norm at all."""
     shifted = rsqrt.args[0]
+    if is_call(rsqrt, aten.pow.Tensor_Scalar) and number(rsqrt.args[1]) != -0.5:
+        return None
     if not is_call(shifted, (aten.add.Tensor, aten.add.Scalar)):
         return None
     mean, eps = shifted.args[0], number(shifted.args[1])
+    if is_call(mean, aten.div.Tensor) and is_call(mean.args[0], aten.sum.dim_IntList):
+        sums = mean.args[0].args[0]
+        return None if _squared(sums) is None else Miss(Reason.OTHER_SPELLING, "the mean is a sum, divided")
     if not is_call(mean, aten.mean.dim):
         return None
     squares = mean.args[0]
     wide = _squared(squares)
     if wide is None:
         return None
+    if is_call(rsqrt, aten.sqrt.default):
+        return Miss(Reason.OTHER_SPELLING, "a root that is divided by rounds twice: rsqrt rounds once")
     if eps is None or shifted.kwargs:  # Such as alpha, by which eps is multiplied.
         return Miss(Reason.OTHER_SPELLING, "eps is not a constant")
     value = tensor(wide)
@@ -95,7 +67,8 @@ def recognise(rsqrt: fx.Node) -> Norm | Miss | None:
     if not is_call(product, aten.mul.Tensor):
         return Miss(Reason.OTHER_SPELLING, f"the reciprocal of the root goes into {product.target}")
     factor = split_operands(product, rsqrt)
-    if not isinstance(factor, fx.Node) or widened_from(factor) is not x or dtype(factor) != torch.float32:
+    # Multiplied as it is, a narrow x is widened by the multiplication.
+    if not isinstance(factor, fx.Node) or widened_from(factor) is not x or dtype(product) != torch.float32:
         return Miss(Reason.OTHER_SPELLING, "what is scaled is not what was squared")
     return _read_tail(product, x, eps)
 
@@ -108,7 +81,7 @@ def _squared(node: object) -> fx.Node | None:
     return base if isinstance(base, fx.Node) else None
 
 
-def _read_tail(norm: fx.Node, x: fx.Node, eps: float) -> Norm | Miss:
+def _read_tail(norm: fx.Node, x: fx.Node, eps: float) -> Found | Miss:
     """Follow the normalised rows through [a cast], [the weight], [a cast]: as far as each has one reader."""
     rounded = norm
     norm_dtype = None
@@ -123,7 +96,7 @@ def _read_tail(norm: fx.Node, x: fx.Node, eps: float) -> Norm | Miss:
     weight = _weight(product, operand, x)
     if product is None or weight is None:
         # No weight follows: a cast, if any, is the last rounding.
-        return Norm(rounded, x, None, eps, 0.0, None, None, norm_dtype)
+        return _found(rounded, x, None, eps, 0.0, None, None, norm_dtype)
     source, bias, weight_dtype = weight
     promoted = torch.promote_types(norm_dtype or torch.float32, weight_dtype or source.meta["val"].dtype)
     if dtype(product) != promoted:
@@ -132,7 +105,11 @@ def _read_tail(norm: fx.Node, x: fx.Node, eps: float) -> Norm | Miss:
     user = only_user(product)
     if user is not None and cast_source(user) is product and dtype(user) in FLOATS:
         last, out_dtype = user, dtype(user)
-    return Norm(last, x, source, eps, bias, weight_dtype, norm_dtype, out_dtype)
+    return _found(last, x, source, eps, bias, weight_dtype, norm_dtype, out_dtype)
+
+
+def _found(last: fx.Node, *arguments: object) -> Found:
+    return Found(RMS_NORM, arguments, (last,))
 
 
 def _weight(

@@ -17,7 +17,16 @@ prims = torch.ops.prims
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 LOW_PRECISION = frozenset({torch.bfloat16, torch.float16})
 FLOAT8 = frozenset({torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz})
-_RESHAPES = frozenset({aten.view.default, aten.reshape.default, aten._unsafe_view.default})
+RESHAPES = frozenset(
+    {
+        aten.view.default,
+        aten.reshape.default,
+        aten._unsafe_view.default,
+        aten.unsqueeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+    }
+)
 
 
 def is_call(node: object, targets: Container[OpOverload] | OpOverload) -> TypeGuard[fx.Node]:
@@ -60,7 +69,7 @@ def widened_from(node: fx.Node) -> fx.Node:
 
 def reshape_source(node: object) -> fx.Node | None:
     """Return what a node reshapes, None if it is no reshape."""
-    if is_call(node, _RESHAPES):
+    if is_call(node, RESHAPES):
         source = node.args[0]
         return source if isinstance(source, fx.Node) else None
     return None

@@ -79,6 +79,27 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
+def same_results(one: Tensor, other: Tensor, *, signed_zeros: bool = True) -> bool:
+    """Return whether two tensors have the same sizes, strides (where they matter) and values, bit by bit.
+
+    A NaN equals any NaN, as in `same_codes`; a zero equals any zero unless they are `signed_zeros`.
+    """
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    strides = zip(one.shape, one.stride(), other.stride(), strict=True)
+    if one.numel() and any(size > 1 and a != b for size, a, b in strides):
+        return False
+    first, second = one.reshape(-1), other.reshape(-1)
+    if not one.is_floating_point():
+        return torch.equal(first, second)
+    bits = [value.contiguous().view(torch.uint8).view(len(value), -1) for value in (first, second)]
+    wide = first.float(), second.float()
+    excused = wide[0].isnan() & wide[1].isnan()
+    if not signed_zeros:
+        excused |= (wide[0] == 0) & (wide[1] == 0)
+    return bool(((bits[0] == bits[1]).all(-1) | excused).all())
+
+
 def same_codes(one: Tensor, other: Tensor) -> bool:
     """Return whether two FP8 tensors hold the same codes.
 

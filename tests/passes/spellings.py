@@ -53,8 +53,60 @@ def without_weight(x: Tensor, weight: Tensor) -> Tensor:
     return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
+def t5(x: Tensor, weight: Tensor) -> Tensor:
+    """Only the variance is widened: the product with it widens the rest."""
+    variance = x.to(torch.float32).pow(2).mean(-1, keepdim=True)
+    h = x * torch.rsqrt(variance + 1e-6)
+    return weight * h.to(weight.dtype)
+
+
+def power(x: Tensor, weight: Tensor) -> Tensor:
+    """The reciprocal root as a power."""
+    h = x.float()
+    h = h * torch.pow(h.square().mean(-1, keepdim=True) + 2e-6, -0.5)
+    return h.type_as(x) * weight
+
+
+def wide_weight(x: Tensor, weight: Tensor) -> Tensor:
+    """A weight that is widened first, eps before the mean, the last dimension by its number."""
+    h = x.to(torch.float32)
+    root = (1e-5 + (h * h).mean(x.dim() - 1, True)).rsqrt()
+    return (weight.float() * (root * h)).to(x.dtype)
+
+
+def biased(x: Tensor, weight: Tensor) -> Tensor:
+    """Weight + 1 in the weight's own dtype, after the rounding."""
+    h = x.float()
+    h = h * torch.rsqrt(torch.mean(h**2, dim=-1, keepdim=True) + 1e-6)
+    return h.to(x.dtype) * (1 + weight)
+
+
+def default_eps(x: Tensor, weight: Tensor) -> Tensor:
+    """PyTorch's module, with the eps that it chooses."""
+    return F.rms_norm(x, [x.shape[-1]], weight)
+
+
+def unscaled(x: Tensor, weight: Tensor) -> Tensor:
+    """PyTorch's own without a weight."""
+    return F.rms_norm(x, (x.shape[-1],), None, 1e-6)
+
+
 NORMS: dict[str, Norm] = {
-    one.__name__: one for one in (llama, llama_product, gemma, olmo, functional, without_weight)
+    one.__name__: one
+    for one in (
+        llama,
+        llama_product,
+        gemma,
+        olmo,
+        functional,
+        without_weight,
+        t5,
+        power,
+        wide_weight,
+        biased,
+        default_eps,
+        unscaled,
+    )
 }
 
 

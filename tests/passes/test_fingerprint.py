@@ -44,11 +44,13 @@ def edit(tree: Path, path: str) -> None:
         "passes/cleanup.py",  # a helper of a helper
         "passes/manager.py",  # what drives it
         "passes/verify.py",
-        "kernels/rms_norm_quant/reference.py",  # the kernel it inserts
-        "kernels/rms_norm_quant/op.py",  # its schema
-        "kernels/rms_norm/reference.py",  # what that is made of
+        "passes/fuse_quant.py",  # what it has in common with others
+        "kernels/fused_quant/op.py",  # what it inserts
+        "kernels/rms_norm/op.py",  # a schema of what that is made of
+        "kernels/rms_norm/reference.py",  # a reference
+        "kernels/quant_dynamic/reference.py",
         "kernels/library.py",
-        "kernels/rms_norm_quant/__init__.py",
+        "kernels/fused_quant/__init__.py",
     ],
 )
 def test_an_edit_of_any_part_changes_the_fingerprint(tree: Path, path: str) -> None:
@@ -87,10 +89,10 @@ def test_off_on_edited_and_reordered_are_four_keys(tree: Path) -> None:
     on, off = PassConfig(), PassConfig(fuse_norm_quant=False)
     unedited = fingerprints(tree)
     keys = [key(off, unedited), key(on, unedited), key(on, unedited, swapped=True)]
-    source = tree / "kernels/rms_norm_quant/reference.py"
-    line = "return quant_fp8_static("
+    source = tree / "kernels/quant_fp8_static/reference.py"
+    line = "return encode("
     assert line in source.read_text()
-    source.write_text(source.read_text().replace(line, "return 1.0 * quant_fp8_static("))
+    source.write_text(source.read_text().replace(line, "return 1.0 * encode("))
     keys.append(key(on, fingerprints(tree)))
     assert len(set(keys)) == 4
 

@@ -82,7 +82,7 @@ def test_compiled_code_is_bit_equal_to_eager_at_every_number_of_rows(cold: None)
     torch._dynamo.mark_dynamic(first[0], 0)
     torch._dynamo.mark_dynamic(first[2], 0)
     (one, _), source = compiled(passes, block, *first)
-    assert passes.fusions() == {"norm_quant": 4}
+    assert passes.fusions() == {"norm_quant": 4, "act_quant": 0}
     assert passes.near_misses() == ()
     assert "fuse_cache" not in source  # A host needs none of our operators.
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_compiled_code_is_bit_equal_to_eager_at_every_number_of_rows(cold: None)
             given = inputs(count)
             for found, expected in zip(one(*given), block(*given), strict=True):
                 assert same_codes(found, expected)
-    assert passes.fusions() == {"norm_quant": 4}  # One compilation served all of them.
+    assert passes.fusions()["norm_quant"] == 4  # One compilation served all of them.
 
 
 def test_another_id_for_another_set_order_target_or_source() -> None:
@@ -103,8 +103,8 @@ def test_another_id_for_another_set_order_target_or_source() -> None:
     assert set(on) == {stage.value for stage in Stage}
     assert on == ids(manager())
     assert off[Stage.FUSE.value] != on[Stage.FUSE.value]
-    names = ("eliminate_noops", "norm_quant", "cleanup")
-    swapped = ("norm_quant", "eliminate_noops", "cleanup")
+    names = ("eliminate_noops", "norm_quant", "act_quant", "cleanup")
+    swapped = ("norm_quant", "eliminate_noops", "act_quant", "cleanup")
     assert StagePass(names, Setting(CPU)).uuid() == on[Stage.FUSE.value]
     assert StagePass(swapped, Setting(CPU)).uuid() != on[Stage.FUSE.value]
     assert StagePass(names, Setting("sm_90")).uuid() != on[Stage.FUSE.value]
@@ -162,7 +162,8 @@ def test_the_report_has_a_row_for_every_pass_and_says_why() -> None:
     assert len(fused.fingerprint) == 32
     assert fused.milliseconds > 0
     assert (records["raise_ir"].matches, records["raise_ir"].is_fusion) == (2, False)
-    assert (records["act_quant"].on, records["act_quant"].reason) == (False, "not built in this version")
+    assert (records["act_quant"].on, records["act_quant"].matches) == (True, 0)
+    assert not records["attn_quant"].on
     assert (records["async_tp"].on, records["async_tp"].reason) == (False, "tp is 1")
 
 

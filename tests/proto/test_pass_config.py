@@ -44,7 +44,7 @@ def test_an_explicit_field_wins_over_the_level() -> None:
 
 
 def test_a_pass_that_serves_nobody_does_not_run() -> None:
-    only_noops = PassConfig(fuse_norm_quant=False).resolve(CPU)
+    only_noops = PassConfig(fuse_norm_quant=False, fuse_act_quant=False).resolve(CPU)
     assert only_noops.active_passes(STATIC) == ("eliminate_noops", "cleanup", "functionalization")
 
 
@@ -60,8 +60,8 @@ def test_a_pass_that_is_only_a_name_is_never_on_and_says_so() -> None:
     resolved = everything.resolve(PassContext(target="sm_90", tp=4, hidden=8192))
     for switch in resolved.switches:
         assert FACTS[switch.name].built or not switch.on
-    assert reason(everything, "act_quant") == "not built in this version"
-    assert any(text.startswith("fuse_act_quant=True has no effect") for text in resolved.warnings)
+    assert reason(everything, "attn_quant") == "not built in this version"
+    assert any(text.startswith("fuse_attn_quant=True has no effect") for text in resolved.warnings)
 
 
 def test_a_fusion_without_a_kernel_for_the_target_is_off_and_says_so() -> None:
@@ -112,7 +112,7 @@ def test_a_pass_without_limits_runs_for_every_range() -> None:
 
 def test_encoding_round_trips_and_depends_on_the_effect_alone() -> None:
     by_level = PassConfig().resolve(CPU, "O1")
-    by_field = PassConfig(fuse_norm_quant=True, eliminate_noops=True).resolve(CPU, "O0")
+    by_field = PassConfig(fuse_norm_quant=True, fuse_act_quant=True, eliminate_noops=True).resolve(CPU, "O0")
     assert by_level.encode() == by_field.encode()
     assert by_level.hash() == by_field.hash()
     decoded = ResolvedPassConfig.decode(by_level.encode())

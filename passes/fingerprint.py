@@ -2,7 +2,8 @@
 
 A fingerprint covers the pass's module and every module of passes/, kernels/ and proto/ that it reaches by
 imports (bases, helpers, patterns, the kernels it inserts and their op schemas), and the manager that drives
-it. `epoch_sources` covers every source that takes part in a compilation. Run as `python -m
+it. The manager has one of its own too: it chooses the rounding of graphs for which no pass is on.
+`epoch_sources` covers every source that takes part in a compilation. Run as `python -m
 fuse_cache.passes.fingerprint --json`.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import json
 import sys
 from collections.abc import Iterable
@@ -29,9 +31,11 @@ _EPOCH_FOLDERS = ("passes", "kernels", "server/worker")
 
 @dataclass(frozen=True, slots=True)
 class Fingerprints:
-    """`passes` maps each pass to 64 hex digits; `epoch_sources` is one digest over all sources."""
+    """`passes` maps each pass to 64 hex digits; `manager` is that of what runs them, whichever are on;
+    `epoch_sources` is one digest over all sources."""
 
     passes: dict[str, str]
+    manager: str
     epoch_sources: str
 
 
@@ -50,6 +54,7 @@ def fingerprints(root: Path) -> Fingerprints:
     driver = sources.reach(MANAGER)
     return Fingerprints(
         passes={name: sources.digest(sources.reach(place.module) | driver) for name, place in PLACES.items()},
+        manager=sources.digest(driver),
         epoch_sources=_epoch_digest(root),
     )
 
@@ -138,11 +143,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     found = fingerprints(options.root)
     if options.json:
-        print(json.dumps({"passes": found.passes, "epoch_sources": found.epoch_sources}))
+        print(json.dumps(dataclasses.asdict(found)))
     else:
-        for name, digest in found.passes.items():
+        totals = {"manager": found.manager, "epoch_sources": found.epoch_sources}
+        for name, digest in {**found.passes, **totals}.items():
             print(f"{name:<20} {digest}")
-        print(f"{'epoch_sources':<20} {found.epoch_sources}")
     return 0
 
 

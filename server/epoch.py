@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
@@ -55,6 +56,7 @@ class Epoch:
 
     name: str
     passes: Mapping[str, bytes]
+    pass_manager: bytes  # what runs them, and the rounding rule: at work without any pass too
     kernel_sources: bytes
     worker_sources: bytes
     header_sources: bytes  # of these, what precompiled headers depend on; not in the key by itself
@@ -75,6 +77,7 @@ class Epoch:
             request_digest=request_digest,
             namespace=namespace,
             passes=tuple((name, self.passes[name]) for name in passes),
+            pass_manager=self.pass_manager,
             target=target,
             python=self.toolchain.python,
             torch_fingerprint=self.toolchain.torch_fingerprint,
@@ -142,9 +145,9 @@ def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo:
     """
     taken = _remembered(memo, stamps)
     if taken is None:
-        taken = _run_fingerprint_command(root), cxx_identity(stamps.cxx)
+        taken = *_run_fingerprint_command(root), cxx_identity(stamps.cxx)
         _remember(memo, stamps, *taken)
-    passes, cxx = taken
+    passes, pass_manager, cxx = taken
     kernel_sources = _sources(path for path in (root / "kernels").glob("*.py"))
     worker_sources = _sources(
         itertools.chain(
@@ -156,12 +159,14 @@ def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo:
     toolchain = stamps.toolchain
     hasher = FieldDigest(_CONTEXT)
     hasher.add("schema", SCHEMA).add("passes", tuple(sorted(passes.items())))
+    hasher.add("pass_manager", pass_manager)
     hasher.add("kernel_sources", kernel_sources).add("worker_sources", worker_sources)
     hasher.add("python", toolchain.python).add("torch", toolchain.torch_fingerprint)
     hasher.add("triton", toolchain.triton_fingerprint).add("cxx", cxx).add("op_modules", tags)
     return Epoch(
         name=hasher.digest()[:8].hex(),
         passes=passes,
+        pass_manager=pass_manager,
         kernel_sources=kernel_sources,
         worker_sources=worker_sources,
         header_sources=_sources(root / "server" / "worker" / name for name in _HEADER_SOURCES),
@@ -198,8 +203,9 @@ def _sources(paths: Iterable[Path]) -> bytes:
     return hasher.digest()
 
 
-def _run_fingerprint_command(root: Path) -> dict[str, bytes]:
-    """Run it in a process of its own: passes are never imported here.
+def _run_fingerprint_command(root: Path) -> tuple[dict[str, bytes], bytes]:
+    """Return the passes' fingerprints and their manager's, taken by a process of its own: passes are never
+    imported here.
 
     Vfork and exec, so gRPC's handlers do not run.
     """
@@ -211,28 +217,35 @@ def _run_fingerprint_command(root: Path) -> dict[str, bytes]:
     if done.returncode:
         last_line = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise EpochError(f"the pass fingerprints cannot be taken: {last_line}; reinstall fuse-cache")
-    return {name: bytes.fromhex(digest) for name, digest in json.loads(done.stdout)["passes"].items()}
+    return _fingerprints(json.loads(done.stdout))
 
 
-def _remembered(memo: Path | None, stamps: Stamps) -> tuple[dict[str, bytes], str] | None:
+def _fingerprints(found: Mapping[str, Any]) -> tuple[dict[str, bytes], bytes]:
+    passes = {name: bytes.fromhex(digest) for name, digest in found["passes"].items()}
+    return passes, bytes.fromhex(found["manager"])
+
+
+def _remembered(memo: Path | None, stamps: Stamps) -> tuple[dict[str, bytes], bytes, str] | None:
     if memo is None:
         return None
     try:
         found = json.loads(memo.read_bytes())
         if found["stamp"] == _memo_stamp(stamps):
-            passes = {name: bytes.fromhex(digest) for name, digest in found["passes"].items()}
-            return passes, str(found["cxx"])
+            return *_fingerprints(found), str(found["cxx"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass  # None yet, or of another version.
     return None
 
 
-def _remember(memo: Path | None, stamps: Stamps, passes: Mapping[str, bytes], cxx: str) -> None:
+def _remember(
+    memo: Path | None, stamps: Stamps, passes: Mapping[str, bytes], pass_manager: bytes, cxx: str
+) -> None:
     if memo is None:
         return
     found = {
         "stamp": _memo_stamp(stamps),
         "passes": {name: digest.hex() for name, digest in passes.items()},
+        "manager": pass_manager.hex(),
         "cxx": cxx,
     }
     temp = memo.with_name(f".{memo.name}.{os.getpid()}")

@@ -8,7 +8,7 @@ from typing import Final
 
 from fuse_cache.proto.digest import FieldDigest
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 _CONTEXT: Final = "fuse-cache 2026 artifact key v1"
 
 
@@ -19,6 +19,7 @@ class KeyFields:
     request_digest: bytes  # graph, ranges, PassConfig, options, ambient state: proto/request.py
     namespace: str  # tenants never share entries
     passes: tuple[tuple[str, bytes], ...]  # (name, fingerprint) of the active passes in pipeline order
+    pass_manager: bytes  # of what runs them and states the rounding: without any pass on, too
     target: str  # "cpu-avx2": an artifact loads on one target
     python: str  # "3.11": wrapper code and extension modules are of one minor version
     torch_fingerprint: bytes  # Inductor's generated code changes with every build of torch

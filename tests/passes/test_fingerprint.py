@@ -61,13 +61,23 @@ def test_an_edit_of_any_part_changes_the_fingerprint(tree: Path, path: str) -> N
     assert after.epoch_sources != before.epoch_sources
 
 
+@pytest.mark.parametrize("path", ["passes/rounding.py", "passes/manager.py", "passes/order.py"])
+def test_an_edit_of_the_manager_or_of_its_rounding_rule_counts_where_no_pass_is_on(
+    tree: Path, path: str
+) -> None:
+    before = fingerprints(tree)
+    edit(tree, path)
+    assert fingerprints(tree).manager != before.manager
+
+
 @pytest.mark.parametrize("path", ["passes/functionalization.py", "passes/dump.py", "server/key.py"])
 def test_an_unrelated_edit_does_not(tree: Path, path: str) -> None:
     if not (tree / path).exists():
         (tree / path).write_text('"""Not written yet."""\n')
     before = fingerprints(tree)
     edit(tree, path)
-    assert fingerprints(tree).passes["norm_quant"] == before.passes["norm_quant"]
+    after = fingerprints(tree)
+    assert (after.passes["norm_quant"], after.manager) == (before.passes["norm_quant"], before.manager)
 
 
 def test_an_edit_of_one_pass_leaves_the_others_alone(tree: Path) -> None:
@@ -116,7 +126,7 @@ def test_the_command_prints_json_without_torch_and_alike_in_every_process(tmp_pa
         outputs.add(done.stdout)
     (text,) = outputs
     found = json.loads(text)
-    assert set(found) == {"passes", "epoch_sources"}
+    assert set(found) == {"passes", "manager", "epoch_sources"}
     assert found["passes"] == fingerprints(installed_root()).passes
 
 

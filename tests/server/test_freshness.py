@@ -9,6 +9,7 @@ import pytest
 
 from fuse_cache.proto.admin_pb2 import StatsRequest
 from fuse_cache.proto.artifact_pb2 import Manifest
+from fuse_cache.proto.pass_config import PassConfig, PassContext, Range
 from fuse_cache.server.epoch import _PLUMBING, _WIRE_ONLY, EpochError, package_root, take_epoch, take_stamps
 from tests.server.harness import CALL_S, Call, FakeDaemon, compile_piece, copy_sources, lookup, piece, until
 
@@ -79,6 +80,27 @@ def test_an_edited_pass_changes_its_own_fingerprint_only(tmp_path: Path) -> None
     assert changed == {"norm_quant"}
     assert after.name != before.name
     assert after.worker_sources == before.worker_sources
+
+
+def test_an_edited_rounding_rule_makes_another_epoch_and_another_key_with_every_pass_off(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "s"
+    copy_sources(root)
+    off = PassConfig().resolve(PassContext(target="cpu-avx2"), "O0").active_passes(Range())
+    assert off == ()
+
+    def taken() -> tuple[str, bytes]:
+        epoch = take_epoch(take_stamps(root), root, op_modules=())
+        fields = epoch.key_fields(request_digest=b"r", namespace="n", target="cpu-avx2", passes=off)
+        return epoch.name, fields.digest()
+
+    before = taken()
+    assert taken() == before
+    edit(root / "passes" / "rounding.py")
+    name, key = taken()
+    assert name != before[0]
+    assert key != before[1], "artifacts of the old rule would be found under the old key"
 
 
 def test_fingerprints_are_remembered_until_a_file_changes(

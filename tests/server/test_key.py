@@ -12,6 +12,7 @@ FIELDS = KeyFields(
     request_digest=bytes(range(32)),
     namespace="team",
     passes=(("eliminate_noops", b"\1" * 32), ("norm_quant", b"\2" * 32)),
+    pass_manager=b"\7" * 32,
     target="cpu-avx2",
     python="3.11",
     torch_fingerprint=b"\3" * 32,
@@ -22,7 +23,7 @@ FIELDS = KeyFields(
     op_modules=("my.ops",),
 )
 # Golden: entries in stores have this name. Another one needs another schema.
-GOLDEN = "ed9202b7f954ae6501c8cd4e003c8057a6cc101aa8b8e5322de7618ebb1233e3"
+GOLDEN = "93acef1b0571be4a757ab81e574baf5db2e7b1f3d480b8a45d90f515d295401a"
 
 
 def other(value: object) -> object:

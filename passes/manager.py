@@ -135,7 +135,9 @@ class PassManager:
         self._active = resolved.active_passes(compile_range)
         self._setting = Setting(target)
         self._journal = _Journal()
-        self._dumper = None if dump_dir is None else Dumper(dump_dir)
+        self._dumper = None
+        if dump_dir is not None:
+            self._dumper = Dumper(dump_dir, repr((target, compile_range, self._active)))
 
     @property
     def ran(self) -> bool:
@@ -155,6 +157,8 @@ class PassManager:
             if names:
                 patches[stage.value] = StagePass(names, self._setting, self._journal, self._dumper)
         if self._dumper is not None:
+            if gm is not None:
+                self._dumper.name_after(gm.graph)
             for name in self._active:
                 self._dumper.patterns(load_pass(name))
         return patches

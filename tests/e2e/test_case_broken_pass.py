@@ -82,5 +82,7 @@ def test_the_daemon_names_the_pass_that_raised_and_the_host_compiles_with_its_ow
         options = {"endpoint": daemon.endpoint, "max_queue_s": 60.0, "lookup_timeout_s": 5.0}
         row = on_host({**options, "cache_dir": str(tmp_path / "cache")})
         assert daemon.entries() == []
+        stats = daemon.stats()
+        assert (stats["compiles"], stats["failed_compiles"], stats["rejected_graphs"]) == (1, 1, 0)
     assert "pass norm_quant: ZeroDivisionError: planted in the daemon" in row["reason"]
     assert row["fusions"] == {"norm_quant": 1}

@@ -135,9 +135,9 @@ def test_no_hook_is_set_where_no_pass_is_on() -> None:
     assert not any(record.on for record in passes.report())
 
 
-def run_stages(passes: PassManager, gm: fx.GraphModule) -> None:
+def run_stages(passes: PassManager, gm: fx.GraphModule, named_after: fx.GraphModule | None = None) -> None:
     """Run the hooks on one graph, one after the other, as Inductor does around its own passes."""
-    patches = passes.inductor_patches()
+    patches = passes.inductor_patches(named_after)
     for stage in Stage:
         one = patches[stage.value]
         assert isinstance(one, StagePass)
@@ -170,13 +170,50 @@ def test_the_report_has_a_row_for_every_pass_and_says_why() -> None:
 def test_dumps_show_every_pass_before_and_after_and_the_patterns(tmp_path: Path) -> None:
     folder = tmp_path / "dumps"
     run_stages(PassManager(resolved(), Range(), CPU, dump_dir=folder), norm_quant_graph())
-    names = sorted(path.name for path in folder.iterdir())
+    names = {path.name.split(".", 1)[1] for path in folder.iterdir()}
     assert "00.raise_ir.before.py" in names
     assert "01.raise_ir.after.py" in names
     assert "fuse_cache.rms_norm_quant_fp8_static" in next(folder.glob("*norm_quant.after.py")).read_text()
     pattern = (folder / "patterns.norm_quant.py").read_text()
     assert "def _search" in pattern
     assert "def _replacement" in pattern
+
+
+def test_compilations_that_share_a_folder_keep_their_dumps_apart(tmp_path: Path) -> None:
+    def dumped(gm: fx.GraphModule, compile_range: Range, **fields: Any) -> set[str]:
+        passes = PassManager(resolved(**fields), compile_range, CPU, dump_dir=tmp_path)
+        run_stages(passes, gm, named_after=gm)
+        found = {path.name for path in tmp_path.iterdir() if "patterns" not in path.name}
+        for path in tmp_path.iterdir():
+            path.unlink()
+        return found
+
+    def doubled(size: int) -> fx.GraphModule:
+        return aot_graph(lambda x: x + x, torch.zeros(size))
+
+    graphs = [
+        dumped(norm_quant_graph(), Range()),
+        dumped(norm_quant_graph(), Range(symbol=0, lower=1, upper=8)),
+        dumped(norm_quant_graph(), Range(), fuse_norm_quant=False),
+        dumped(doubled(4), Range()),
+        dumped(doubled(5), Range()),
+    ]
+    assert len(set.union(*graphs)) == sum(map(len, graphs))
+    assert {len({name.split(".")[0] for name in names}) for names in graphs} == {1}
+    assert dumped(norm_quant_graph(), Range()) == graphs[0]  # Once more it is the same compilation.
+
+
+def test_a_dump_folder_that_cannot_be_written_costs_one_warning_and_no_compilation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "dumps"
+    for _ in range(2):
+        passes = PassManager(resolved(), Range(), CPU, dump_dir=folder)
+        run_stages(passes, norm_quant_graph())
+        assert passes.fusions()["norm_quant"] == 1
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert str(folder) in record.getMessage()
 
 
 def test_a_pass_that_breaks_the_graph_fails_the_compilation_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,10 @@ def _patch_once(function: Any) -> Any:
     if modules <= _patched:
         return interpreter._LangPatchScope()
     _patched.update(modules)
-    return _Launch(_patch_lang(function))
+    scope = _patch_lang(function)
+    # Triton 3.6 converts a loop's bounds, arrays of one element, in a way that new numpy refuses.
+    scope.set_attr(tl.tensor, "__index__", lambda value: int(value.handle.data.squeeze()))
+    return _Launch(scope)
 
 
 interpreter._patch_lang = _patch_once

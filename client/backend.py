@@ -17,6 +17,7 @@ from fuse_cache.client.build import GraphBuild, LocalNeeded, warn_once
 from fuse_cache.client.desugar import desugar_to_aten
 from fuse_cache.client.dispatch import Slot, on_first_call
 from fuse_cache.client.errors import OptionError
+from fuse_cache.client.frames import is_users_own_function
 from fuse_cache.client.graph import UnkeyableGraph, needs_desugaring
 from fuse_cache.client.graph_values import value_of
 from fuse_cache.client.options import CompileOptions
@@ -64,7 +65,7 @@ def compile_graph(
     elif options.mode != "local" and needs_desugaring(gm):
         call = _desugared(gm, example_inputs, options, reports)
     else:
-        call = GraphBuild(gm, example_inputs, options, reports).run()
+        call = GraphBuild(gm, example_inputs, options, reports, is_own=is_users_own_function()).run()
     for report in reports:
         report.seconds = time.monotonic() - began_s
     if options.strict:
@@ -109,13 +110,15 @@ def _options(values: Mapping[str, object]) -> CompileOptions:
 def _in_pieces(gm: GraphModule, options: CompileOptions, reports: list[GraphReport]) -> Callable[..., Any]:
     """Cut the graph at `splitting_ops`; each piece between them is a graph of its own, the operators run as
     they are."""
-    range_symbol = range_symbol_of(gm, options)
+    is_own = is_users_own_function()
+    range_symbol = range_symbol_of(gm, options, is_own=is_own)
     split = split_graph(gm, options.splitting_ops)
     for piece in split.pieces:
         if piece.is_splitting:
             continue
         inputs = [value_of(node) for node in piece.gm.graph.find_nodes(op="placeholder")]
-        call = GraphBuild(piece.gm, inputs, options, reports, range_symbol=range_symbol).run()
+        build = GraphBuild(piece.gm, inputs, options, reports, range_symbol=range_symbol, is_own=is_own)
+        call = build.run()
         delattr(split.stitch, piece.name)  # A module's place takes modules only, unless it is given up first.
         setattr(split.stitch, piece.name, call)
     forward: Callable[..., Any] = split.stitch.forward
@@ -127,8 +130,22 @@ def _desugared(
 ) -> Callable[..., Any]:
     """Take tensor subclasses apart here, and have the plain graph that is left compiled there."""
 
+    is_own = is_users_own_function()
+    range_symbol = range_symbol_of(gm, options, is_own=is_own)
+    # The inputs of the flat graph have names of AOTAutograd: a name of the user's was looked up above.
+    may_be_asked = is_own and options.range_dim is None
+
     def compile_flat(flat: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        return GraphBuild(flat, inputs, options, reports, may_compile_here=False).run()
+        build = GraphBuild(
+            flat,
+            inputs,
+            options,
+            reports,
+            range_symbol=range_symbol,
+            is_own=may_be_asked,
+            may_compile_here=False,
+        )
+        return build.run()
 
     try:
         return desugar_to_aten(gm, example_inputs, compile_flat)

@@ -42,8 +42,9 @@ class LocalNeeded(Exception):
 class GraphBuild:
     """One graph on its way to a callable. `reports` gets one GraphReport for each artifact or local build.
 
-    `range_symbol` is what the ranges are about, for a piece of a larger graph. Without `may_compile_here` a
-    need to compile locally is raised as LocalNeeded.
+    `range_symbol` is what the ranges are about, for a piece of a larger graph; without `is_own` the graph is
+    a later one of a broken function (`plan_ranges` says what that means). Without `may_compile_here` a need
+    to compile locally is raised as LocalNeeded.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class GraphBuild:
         reports: list[GraphReport],
         *,
         range_symbol: sympy.Symbol | None = None,
+        is_own: bool = True,
         may_compile_here: bool = True,
     ) -> None:
         self._gm = gm
@@ -61,6 +63,7 @@ class GraphBuild:
         self._options = options
         self._reports = reports
         self._range_symbol = range_symbol
+        self._is_own = is_own
         self._may_compile_here = may_compile_here
         self._target = ""
         self._resolved: ResolvedPassConfig = options.pass_config.resolve(
@@ -78,7 +81,7 @@ class GraphBuild:
         except UnkeyableGraph as error:
             return self.run_locally(f"not cacheable: {error.reason}")
         self._resolve(session, encoded)
-        plan = plan_ranges(encoded, options, self._resolved, self._range_symbol)
+        plan = plan_ranges(encoded, options, self._resolved, self._range_symbol, is_own=self._is_own)
         if client is None or session is None:
             return self._all_local(plan, "mode is local")
         if not self._target:

@@ -44,6 +44,8 @@ def plan_ranges(
     options: CompileOptions,
     resolved: ResolvedPassConfig,
     range_symbol: sympy.Symbol | None = None,
+    *,
+    is_own: bool = True,
 ) -> RangePlan:
     """Return the ranges of a graph.
 
@@ -52,7 +54,9 @@ def plan_ranges(
     ranges to tell apart.
 
     `range_symbol` is the symbol that the ranges of the whole graph are about, where this one is a piece of
-    it: a piece's inputs have no names of the user's.
+    it: a piece's inputs have no names of the user's. Without `is_own` the graph is a later one of a function
+    that Dynamo broke in several (`frames.py`), where the name may be gone and is no error: the ranges are
+    then about its only symbol, or, with several, all are free in one range.
 
     Raises:
         OptionError: `range_dim` names no symbolic size, or has to be given; the message lists those there
@@ -62,6 +66,8 @@ def plan_ranges(
         return RangePlan((Range(),))
     if range_symbol is not None:
         symbol = encoded.symbols.index(range_symbol) if range_symbol in encoded.symbols else None
+    elif not is_own:
+        symbol = _carried_symbol(encoded, options)
     elif options.range_dim is not None:
         symbol = _named_symbol(encoded, *options.range_dim)
     else:
@@ -117,6 +123,19 @@ def _only_symbol(encoded: Encoded, options: CompileOptions, resolved: ResolvedPa
     return None
 
 
+def _carried_symbol(encoded: Encoded, options: CompileOptions) -> int | None:
+    """Return the symbol of a later graph of a broken function; None: it cannot be told, or is a constant.
+
+    Names outlive a break as long as the variable does, numbers of inputs do not.
+    """
+    if options.range_dim is not None and not options.range_dim[0].isdigit():
+        try:
+            return _named_symbol(encoded, *options.range_dim)
+        except OptionError:
+            pass
+    return 0 if len(encoded.symbols) == 1 else None
+
+
 def _named_symbol(encoded: Encoded, source: str, dim: int) -> int | None:
     """Return the symbol at dimension `dim` of an input; None: that size is a constant in this graph."""
     for position, index in enumerate(_tensor_inputs(encoded)):
@@ -156,9 +175,9 @@ def _choices(encoded: Encoded) -> list[str]:
     return found
 
 
-def range_symbol_of(gm: GraphModule, options: CompileOptions) -> sympy.Symbol | None:
+def range_symbol_of(gm: GraphModule, options: CompileOptions, *, is_own: bool = True) -> sympy.Symbol | None:
     """Return the symbol that `range_dim` names in a graph that is cut in pieces, or None: each has one at
-    most.
+    most, or, without `is_own`, it cannot be told.
 
     Raises:
         OptionError: it names none; the message lists those there are.
@@ -177,11 +196,12 @@ def range_symbol_of(gm: GraphModule, options: CompileOptions) -> sympy.Symbol | 
             expression = size.node.expr if isinstance(size, SymInt) else None
             if not isinstance(expression, sympy.Symbol):
                 continue
-            if source in (input_name(node), str(position)) and dim == number:
+            named = (input_name(node), str(position)) if is_own else (input_name(node),)
+            if source in named and dim == number:
                 return expression
             choices.append(f"{input_name(node)}:{number}")
-    if not choices:
-        return None  # All sizes are constants, which no range is about.
+    if not choices or not is_own:
+        return None  # All sizes are constants, which no range is about; or the name was lost on the way.
     names = ", ".join(choices)
     raise OptionError(
         f"option range_dim={source}:{dim} names no symbolic size of the graph: use one of {names}"

@@ -12,40 +12,15 @@ from typing import Any, Final
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._sympy import functions as torch_sympy
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 from fuse_cache.client.unkeyable import UnkeyableGraph
-from fuse_cache.proto.expression import Dim, ExpressionError, Op, SymExpr, combine, symbol
+from fuse_cache.kernels.sizes import NoFormError, UnknownSymbolError, expression_of
+from fuse_cache.proto.expression import Dim, SymExpr
 from fuse_cache.proto.graph import Symbol
 
 _INT64_MIN: Final = -(1 << 63)
 _INT64_MAX: Final = (1 << 63) - 1
-# sympy class -> operator. Whatever is not here is refused by name.
-_OPERATORS: Final[dict[type, Op]] = {
-    sympy.Add: Op.ADD,
-    sympy.Mul: Op.MUL,
-    sympy.Pow: Op.POW,
-    torch_sympy.PowByNatural: Op.POW,
-    torch_sympy.FloorDiv: Op.FLOORDIV,
-    torch_sympy.CleanDiv: Op.FLOORDIV,
-    torch_sympy.Mod: Op.MOD,
-    torch_sympy.PythonMod: Op.PYTHONMOD,
-    torch_sympy.CeilDiv: Op.CEILDIV,
-    torch_sympy.Max: Op.MAX,
-    torch_sympy.Min: Op.MIN,
-    sympy.Max: Op.MAX,
-    sympy.Min: Op.MIN,
-    sympy.Equality: Op.EQ,
-    sympy.Unequality: Op.NE,
-    sympy.StrictLessThan: Op.LT,
-    sympy.LessThan: Op.LE,
-    sympy.And: Op.AND,
-    sympy.Or: Op.OR,
-    sympy.Not: Op.NOT,
-}
-# a > b is written b < a: sympy turns relations round by the names of the symbols.
-_MIRRORED: Final[dict[type, Op]] = {sympy.StrictGreaterThan: Op.LT, sympy.GreaterThan: Op.LE}
 
 
 class SymbolTable:
@@ -103,39 +78,16 @@ class SymbolTable:
         return known[1]
 
     def expression(self, expr: sympy.Basic) -> Dim:
-        """Return a sympy expression as an integer or as code."""
-        known = self._expressions.get(expr)
-        if known is None:
-            known = self._expressions[expr] = self._convert(expr)
-        return known
-
-    def _convert(self, expr: sympy.Basic) -> Dim:
-        if isinstance(expr, sympy.Integer):
-            number = int(expr)
-            if not _INT64_MIN <= number <= _INT64_MAX:
-                raise UnkeyableGraph(f"a size of {number.bit_length()} bits")
-            return number
-        if isinstance(expr, sympy.Symbol):
-            if expr not in self._numbers:
-                backed = _is_backed(expr, self._shape_env)
-                raise UnkeyableGraph(
-                    "a size that no input has" if backed else "a size that depends on data (unbacked symbol)"
-                )
-            return symbol(self._numbers[expr])
-        if isinstance(expr, torch_sympy.Identity):
-            return self.expression(expr.args[0])
-        operands = [self.expression(arg) for arg in expr.args]
-        mirrored = _MIRRORED.get(type(expr))
-        op = mirrored or _OPERATORS.get(type(expr))
-        if isinstance(expr, torch_sympy.ModularIndexing):
-            operands = [combine(Op.FLOORDIV, operands[:2]), operands[2]]
-            op = Op.MOD
-        if op is None:
-            raise UnkeyableGraph(f"a size with the function {type(expr).__name__}")
+        """Return a sympy expression as an integer or as code. Errors as of `dim`."""
         try:
-            return combine(op, operands[::-1] if mirrored else operands)
-        except ExpressionError as error:
-            raise UnkeyableGraph(f"a size that has no form: {error}") from error
+            return expression_of(expr, self._numbers, self._expressions)
+        except UnknownSymbolError as error:
+            backed = _is_backed(error.symbol, self._shape_env)
+            raise UnkeyableGraph(
+                "a size that no input has" if backed else "a size that depends on data (unbacked symbol)"
+            ) from None
+        except NoFormError as error:
+            raise UnkeyableGraph(str(error)) from error
 
     def ranges(self) -> tuple[Symbol, ...]:
         """Return the symbols with the bounds that Dynamo knows."""

@@ -9,41 +9,16 @@ from collections.abc import Mapping, Sequence
 
 import sympy
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._sympy import functions as torch_sympy
 
+from fuse_cache.kernels.sizes import NoFormError, UnknownSymbolError, expression_of
 from fuse_cache.proto import expression
-from fuse_cache.proto.expression import Dim, ExpressionError, Op, SymExpr
+from fuse_cache.proto.expression import Dim, ExpressionError, SymExpr
 from fuse_cache.proto.expression_text import to_text
 from fuse_cache.proto.graph import Symbol
 from fuse_cache.server.worker.errors import NotCacheable
 
 # Values of this many other symbols are tried together: 4^6 combinations of 3 us.
 _MAX_OTHERS = 6
-
-_VARIADIC: Mapping[type[sympy.Basic], Op] = {
-    sympy.Add: Op.ADD,
-    sympy.Mul: Op.MUL,
-    sympy.And: Op.AND,
-    sympy.Or: Op.OR,
-    sympy.Max: Op.MAX,
-    sympy.Min: Op.MIN,
-    torch_sympy.Max: Op.MAX,
-    torch_sympy.Min: Op.MIN,
-}
-_FIXED: Mapping[type[sympy.Basic], Op] = {
-    sympy.Eq: Op.EQ,
-    sympy.Ne: Op.NE,
-    sympy.Lt: Op.LT,
-    sympy.Le: Op.LE,
-    sympy.Gt: Op.GT,
-    sympy.Ge: Op.GE,
-    sympy.Not: Op.NOT,
-    torch_sympy.FloorDiv: Op.FLOORDIV,
-    torch_sympy.CleanDiv: Op.FLOORDIV,
-    torch_sympy.CeilDiv: Op.CEILDIV,
-    torch_sympy.Mod: Op.MOD,
-    torch_sympy.PythonMod: Op.PYTHONMOD,
-}
 
 
 def artifact_guards(shape_env: ShapeEnv, numbers: Mapping[sympy.Symbol, int]) -> tuple[SymExpr, ...]:
@@ -66,21 +41,14 @@ def encode_guard(expr: sympy.Basic, numbers: Mapping[sympy.Symbol, int]) -> Dim:
     Raises:
         NotCacheable: it has no encoding; the message names the function.
     """
-    if isinstance(expr, sympy.Symbol):
-        if expr not in numbers:
-            raise NotCacheable(f"the compiled code depends on {expr}, which is no size of an input")
-        return expression.symbol(numbers[expr])
-    if isinstance(expr, sympy.Integer):
-        return int(expr)
-    if isinstance(expr, sympy.Pow) and isinstance(expr.exp, sympy.Integer) and int(expr.exp) > 1:
-        return expression.combine(Op.POW, [encode_guard(expr.base, numbers), int(expr.exp)])
-    if isinstance(expr, torch_sympy.ModularIndexing):
-        base, divisor, modulus = (encode_guard(part, numbers) for part in expr.args)
-        return expression.combine(Op.MOD, [expression.combine(Op.FLOORDIV, [base, divisor]), modulus])
-    op = _VARIADIC.get(type(expr)) or _FIXED.get(type(expr))
-    if op is None:
-        raise NotCacheable(f"the compiled code is guarded by {type(expr).__name__}, which has no encoding")
-    return expression.combine(op, [encode_guard(part, numbers) for part in expr.args])
+    try:
+        return expression_of(expr, numbers)
+    except UnknownSymbolError as error:
+        raise NotCacheable(
+            f"the compiled code depends on {error.symbol}, which is no size of an input"
+        ) from None
+    except NoFormError as error:
+        raise NotCacheable(f"the compiled code is guarded by {error}") from error
 
 
 def check_covers_range(

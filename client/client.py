@@ -77,6 +77,7 @@ class Client:
         self.options = options if isinstance(options, CompileOptions) else load_options(options or {})
         folder = cache_folder(self.options)
         self.toolchain = local_toolchain()
+        self._toolchain_message = self.toolchain.to_message()  # Copied into each request.
         self.transport = Transport(self.options)
         self.memory = MemoryTier()
         self.disk = DiskTier(folder)
@@ -198,13 +199,7 @@ class Client:
         known = self.epochs.last()
         for first in range(0, len(wants), LOOKUP_ITEMS):
             response = self.transport.lookup(
-                wire.LookupRequest(
-                    namespace=self.options.namespace,
-                    toolchain=self.toolchain.to_message(),
-                    items=[self._item(want) for want in wants[first : first + LOOKUP_ITEMS]],
-                    inline_limit_bytes=INLINE_BYTES,
-                    client_epoch=known.epoch if known else "",
-                ),
+                self._request(wants[first : first + LOOKUP_ITEMS], known.epoch if known else ""),
                 ends_s - time.monotonic(),
             )
             results += response.results
@@ -215,6 +210,15 @@ class Client:
         assert known is not None
         results += [wire.LookupResult() for _ in wants[len(results) :]]  # A short answer is misses.
         return results[: len(wants)], known
+
+    def _request(self, wants: Sequence[Want], epoch: str) -> wire.LookupRequest:
+        return wire.LookupRequest(
+            namespace=self.options.namespace,
+            toolchain=self._toolchain_message,
+            items=[self._item(want) for want in wants],
+            inline_limit_bytes=INLINE_BYTES,
+            client_epoch=epoch,
+        )
 
     def _item(self, want: Want) -> wire.LookupItem:
         return wire.LookupItem(

@@ -6,12 +6,14 @@ A validly signed artifact under another's key must be refused: whoever can write
 
 from __future__ import annotations
 
+import functools
 from contextlib import suppress
 from dataclasses import dataclass
 
 from fuse_cache.client.errors import ArtifactRejectedError
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.proto.artifact_pb2 import CompileRange, Manifest, SignedManifest
+from fuse_cache.proto.artifact_pb2 import Toolchain as ToolchainMessage
 from fuse_cache.proto.content import verify_content
 from fuse_cache.proto.errors import ContentError, TrustError
 from fuse_cache.proto.pass_config import ResolvedPassConfig
@@ -39,6 +41,7 @@ class Want:
     resolved: ResolvedPassConfig
     request_digest: bytes
     family_digest: bytes
+    pass_config_hash: bytes
     passes: tuple[str, ...]  # active for the range, in pipeline order
     allow_covering: bool = False
 
@@ -53,6 +56,7 @@ class Want:
             resolved=resolved,
             request_digest=fields.request_digest(),
             family_digest=fields.family_digest(),
+            pass_config_hash=resolved.hash(),
             passes=resolved.active_passes(fields.range),
             allow_covering=allow_covering and fields.range.symbol is not None,
         )
@@ -98,16 +102,13 @@ class Checker:
     def _mismatch(self, manifest: Manifest, want: Want) -> str | None:
         """Return how the manifest differs from what was asked for, or None."""
         fields, options = want.fields, self.options
-        wanted = {
-            "namespace": (manifest.namespace, options.namespace),
-            "graph_digest": (manifest.graph_digest, fields.graph_digest),
-            "pass_config_hash": (manifest.pass_config_hash, want.resolved.hash()),
-            "target": (manifest.target, fields.target),
-        }
-        for name, (stored, asked) in wanted.items():
-            if stored != asked:
-                shown = [item.hex()[:16] if isinstance(item, bytes) else item for item in (stored, asked)]
-                return f"the manifest is for {name} {shown[0]}, {shown[1]} was asked for"
+        stored = manifest.namespace, manifest.graph_digest, manifest.pass_config_hash, manifest.target
+        asked = options.namespace, fields.graph_digest, want.pass_config_hash, fields.target
+        if stored != asked:
+            names = "namespace", "graph_digest", "pass_config_hash", "target"
+            name, *pair = next(row for row in zip(names, stored, asked, strict=True) if row[1] != row[2])
+            shown = [item.hex()[:16] if isinstance(item, bytes) else item for item in pair]
+            return f"the manifest is for {name} {shown[0]}, {shown[1]} was asked for"
         if manifest.request_digest != want.request_digest:
             if not want.allow_covering or manifest.family_digest != want.family_digest:
                 return "the manifest answers another request"
@@ -119,11 +120,19 @@ class Checker:
             return f"a tuned build (revision {manifest.revision}); accept_revisions takes it"
         if manifest.cpu_wheel_build and not options.allow_cpu_wheel_builds:
             return "built with a CPU wheel; allow_cpu_wheel_builds takes it"
-        return self.toolchain.compatible_with(
-            Toolchain.from_message(manifest.toolchain),
-            target=fields.target,
-            any_wheel=options.allow_cpu_wheel_builds,
+        return _incompatible(
+            self.toolchain,
+            manifest.toolchain.SerializeToString(deterministic=True),
+            fields.target,
+            options.allow_cpu_wheel_builds,
         )
+
+
+@functools.lru_cache(maxsize=64)
+def _incompatible(host: Toolchain, builder: bytes, target: str, any_wheel: bool) -> str | None:
+    """Return why `host` cannot use what that toolchain builds; many artifacts have one builder."""
+    theirs = Toolchain.from_message(ToolchainMessage.FromString(builder))
+    return host.compatible_with(theirs, target=target, any_wheel=any_wheel)
 
 
 def trusted_keys(options: CompileOptions) -> frozenset[bytes]:

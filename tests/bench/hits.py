@@ -18,7 +18,6 @@ import grpc
 from fuse_cache.client.client import Client
 from fuse_cache.client.remote import Own, Remote
 from fuse_cache.client.verify import Want
-from fuse_cache.proto import compile_pb2 as wire
 from fuse_cache.proto.limits import INLINE_BYTES
 from tests.bench.row import Row, median_row
 from tests.bench.synthetic import publish
@@ -41,12 +40,7 @@ class Verified:
     def get(self, want: Want) -> int:
         """Return the bytes of one verified hit."""
         client = self._client
-        answer = client.transport.lookup(
-            wire.LookupRequest(
-                namespace="default", toolchain=client.toolchain.to_message(), items=[client._item(want)],
-                inline_limit_bytes=INLINE_BYTES,
-            )
-        )  # fmt: skip
+        answer = client.transport.lookup(client._request([want], ""))
         found = answer.results[0]
         assert found.found
         remote = Remote(client.transport, client.reporter, self._checker, Own())

@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +15,7 @@ from pathlib import Path
 import grpc
 
 from fuse_cache.client.client import Client
-from fuse_cache.client.remote import Own, Remote
-from fuse_cache.client.verify import Want
-from fuse_cache.proto.limits import INLINE_BYTES
+from tests.bench.hit_clients import PROCESSES, THREADS, Verified, bare_call, rate
 from tests.bench.row import Row, median_row
 from tests.bench.synthetic import publish
 from tests.daemon import running_daemon
@@ -26,27 +23,6 @@ from tests.daemon import running_daemon
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (64 * KIB, 8 * MIB, 64 * MIB)
 ROUNDS = {64 * KIB: 400, 8 * MIB: 40, 64 * MIB: 8}
-CLIENTS = 16
-CLIENT_ROUNDS = 100
-
-
-class Verified:
-    """A client that keeps nothing: each hit is a lookup, a fetch where it is large, and every check."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._checker = client._checker(client.known())
-
-    def get(self, want: Want) -> int:
-        """Return the bytes of one verified hit."""
-        client = self._client
-        answer = client.transport.lookup(client._request([want], ""))
-        found = answer.results[0]
-        assert found.found
-        remote = Remote(client.transport, client.reporter, self._checker, Own())
-        artifact = remote.take(want, found.manifest, found.inline_content)
-        assert artifact is not None
-        return len(artifact.content)
 
 
 @contextlib.contextmanager
@@ -66,44 +42,12 @@ def bare_server(folder: Path) -> Iterator[str]:
         process.stdout.close()
 
 
-def _bare(channel: grpc.Channel) -> Callable[[int], int]:
-    unary: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/bare.Bare/Get")
-    stream: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream("/bare.Bare/Stream")
-
-    def get(size: int) -> int:
-        request = str(size).encode()
-        if size <= INLINE_BYTES:
-            return len(unary(request, timeout=30))
-        return len(b"".join(stream(request, timeout=30)))
-
-    return get
-
-
 def _timed(call: Callable[[], int], size: int) -> float:
     began = time.perf_counter()
     got = call()
     seconds = time.perf_counter() - began
     assert got == size
     return seconds * 1e3
-
-
-def _throughput(call: Callable[[], int]) -> float:
-    """Return calls a second of `CLIENTS` threads."""
-    gate = threading.Barrier(CLIENTS + 1)
-
-    def work() -> None:
-        gate.wait()
-        for _ in range(CLIENT_ROUNDS):
-            call()
-
-    threads = [threading.Thread(target=work) for _ in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    gate.wait()
-    began = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    return CLIENTS * CLIENT_ROUNDS / (time.perf_counter() - began)
 
 
 def measure() -> list[Row]:
@@ -116,7 +60,7 @@ def measure() -> list[Row]:
         client = Client({"endpoint": daemon.endpoint, "cache_dir": str(folder / "cache")})
         verified = Verified(client)
         with bare_server(folder) as address, grpc.insecure_channel(address, options) as floor:
-            bare = _bare(floor)
+            bare = bare_call(floor)
             with grpc.insecure_channel(daemon.endpoint) as channel:
                 wants = {size: publish(channel, rows_, size) for rows_, size in enumerate(SIZES, 1)}
             for size in SIZES:
@@ -134,12 +78,12 @@ def measure() -> list[Row]:
                     median_row(f"bare grpc.aio server, {label}", theirs, "ms"),
                     Row(what=f"ratio, {label}", value=ratio, unit="x", bar=1.5),
                 ]
-            small = SIZES[0]
-            mine = _throughput(lambda: verified.get(wants[small]))
-            bares = _throughput(lambda: bare(small))
+            mine = rate("verified", daemon.endpoint, folder)
+            bares = rate("bare", address, folder)
+            clients = f"{PROCESSES} processes of {THREADS} threads, 64 KiB"
             rows += [
-                Row(what=f"verified hits a second, {CLIENTS} clients, 64 KiB", value=mine, unit="/s"),
-                Row(what=f"bare server, {CLIENTS} clients, 64 KiB", value=bares, unit="/s"),
+                Row(what=f"verified hits a second, {clients}", value=mine, unit="/s"),
+                Row(what=f"bare server, {clients}", value=bares, unit="/s"),
                 Row(what="ratio", value=mine / bares, unit="x", bar=0.75, at_least=True),
             ]
         client.close()

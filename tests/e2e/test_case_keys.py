@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config as functorch_config
 from torch import Tensor, nn
 
 from fuse_cache.client import report
 from fuse_cache.client.errors import OptionError
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.proto.container import unpack
+from fuse_cache.proto.inductor_options import ALLOWED
 from fuse_cache.proto.pass_config import PassConfig, PassContext
 from fuse_cache.proto.spec import decode_spec
 from tests.daemon import Daemon, run_cli, running_daemon
@@ -129,7 +131,13 @@ def test_each_switch_that_can_change_the_code_makes_a_request_of_its_own() -> No
     digests["fp8 fn"] = quantised(torch.float8_e4m3fn)
     digests["fp8 fnuz"] = quantised(torch.float8_e4m3fnuz)
     assert len(set(digests.values())) == len(digests), digests
-    for refused in ("cpp_wrapper", "freezing", "max_autotune", "post_grad_custom_post_pass"):
+    # Of functorch a host has no say: what it sets for itself reaches no daemon, so it makes no other key.
+    with functorch_config.patch(cse=False, functionalize_rng_ops=True):
+        assert graph.want().request_digest == digests["plain"]
+    functorch = [name for name in functorch_config.get_config_copy() if name not in ALLOWED]
+    assert {"cse", "functionalize_rng_ops", "custom_op_default_layout_constraint"} <= set(functorch)
+    functorch += [f"functorch.{name}" for name in functorch]
+    for refused in ("cpp_wrapper", "freezing", "max_autotune", "post_grad_custom_post_pass", *functorch):
         with pytest.raises(OptionError, match="not allowed"):
             CompileOptions.from_mapping({"inductor": {refused: True}})
 
@@ -145,6 +153,8 @@ def test_the_daemons_own_environment_does_not_reach_what_it_builds(
         "TORCHINDUCTOR_CPP_ENABLE_FLOATING_POINT_CONTRACT_FLAG": "fast",
         "TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG": "1", "TORCHINDUCTOR_CPP_SIMDLEN": "1",
         "TORCHINDUCTOR_CPP_MIN_CHUNK_SIZE": "1", "TORCH_COMPILE_DEBUG": "1",
+        # What functorch reads.
+        "FAKE_ALLOW_META": "0", "AOT_PARTITIONER_DEBUG": "1", "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE": "1",
     }  # fmt: skip
     graph = silu_graph(3)
     (plain,) = make_client(shared_daemon, host="plain", namespace="environment").obtain([graph.want()])

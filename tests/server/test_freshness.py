@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,38 @@ def test_an_edited_rounding_rule_makes_another_epoch_and_another_key_with_every_
     name, key = taken()
     assert name != before[0]
     assert key != before[1], "artifacts of the old rule would be found under the old key"
+
+
+def test_a_kernel_library_that_is_absent_makes_another_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Case 19: whether kernels of ours, operators of the model and Triton are there chooses the code.
+    root, modules = tmp_path / "s", ("its_kernels",)
+    copy_sources(root)
+    operators = tmp_path / "its_kernels.py"
+    operators.write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def key(*, triton: bool = True) -> bytes:
+        stamps = take_stamps(root, op_modules=modules)
+        if not triton:
+            toolchain = dataclasses.replace(stamps.toolchain, triton="", triton_fingerprint=b"")
+            stamps = dataclasses.replace(stamps, toolchain=toolchain)
+        epoch = take_epoch(stamps, root, op_modules=modules)
+        fields = epoch.key_fields(
+            request_digest=b"r", namespace="n", target="cpu-avx2", passes=("norm_quant",)
+        )
+        return fields.digest()
+
+    whole = key()
+    assert key() == whole
+    keys = [whole, key(triton=False)]
+    operators.unlink()
+    keys.append(key())
+    operators.write_text("x = 1\n")
+    shutil.rmtree(root / "kernels" / "fused_quant")
+    keys.append(key())
+    assert len(set(keys)) == len(keys)
 
 
 def test_fingerprints_are_remembered_until_a_file_changes(

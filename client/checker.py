@@ -4,7 +4,8 @@ not a wild read.
 The check must cost next to nothing. Parameters, buffers and constants are checked once and then known by
 identity: to read only the address of 150 of them again costs 11 us a call, more than all the rest. One that
 got other memory by `parameter.data = ...` is Dynamo's to notice: its guards hold dtype, sizes and strides of
-each, and it traces again (tests/client/test_checker.py).
+each, and it traces again. Torch 2.11 skips those guards while a module's dictionaries stay the same, so there
+they are compared at each call, as Inductor's own code does (tests/client/test_checker.py holds both).
 
 What depends on the symbols (are they in range, do the guards hold, which sizes and strides follow) is worked
 out once for each combination of values.
@@ -29,6 +30,9 @@ _MAX_PLANS: Final = 256
 
 # What a kernel may take the data pointer of without a second look (see `_has_own_memory`).
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+# Whether Dynamo traces again when `parameter.data` is assigned. Of 2.12 nobody has looked.
+DYNAMO_SEES_NEW_MEMORY: Final = torch.torch_version.TorchVersion(torch.__version__) >= (2, 13)
 
 _TensorPlan: TypeAlias = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
 
@@ -223,7 +227,8 @@ def _has_own_memory(kind: type[Any]) -> bool:
 
 
 def _is_pinned(meta: TensorMeta, role: Role) -> bool:
-    return role is not Role.INPUT and not any(isinstance(dim, SymExpr) for dim in (*meta.size, *meta.stride))
+    symbolic = any(isinstance(dim, SymExpr) for dim in (*meta.size, *meta.stride))
+    return DYNAMO_SEES_NEW_MEMORY and role is not Role.INPUT and not symbolic
 
 
 def _is_symbol(dim: Dim, number: int) -> bool:

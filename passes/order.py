@@ -33,6 +33,7 @@ class Place:
 PLACES: dict[str, Place] = {
     "raise_ir": Place("fuse_cache.passes.raise_ir", Stage.JOINT),
     "eliminate_noops": Place("fuse_cache.passes.noop", Stage.FUSE),
+    "norm_reshape": Place("fuse_cache.passes.norm_reshape", Stage.FUSE),
     "norm_quant": Place("fuse_cache.passes.norm_quant", Stage.FUSE),
     "act_quant": Place("fuse_cache.passes.act_quant", Stage.FUSE),
     "cleanup": Place("fuse_cache.passes.cleanup", Stage.FUSE),

@@ -6,7 +6,6 @@ it replaced; what is not fused is spelled out again by `lower_ir`.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -15,12 +14,10 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 
-from fuse_cache.kernels.library import NAMESPACE
 from fuse_cache.kernels.rms_norm.op import RMS_NORM
 from fuse_cache.passes import raise_add_norm, raise_gate, raise_layout, raise_norm, raise_quant
 from fuse_cache.passes.base import NearMiss, Outcome, Pass, Reason, Setting
-from fuse_cache.passes.cleanup import has_effect
-from fuse_cache.passes.inline import is_ours
+from fuse_cache.passes.merge import merge_equal
 from fuse_cache.passes.raised import Found, Miss
 from fuse_cache.passes.reading import layout_key
 from fuse_cache.passes.rewrite import can_be_viewed, erase_dead, insert_call, make_room, take_over
@@ -67,7 +64,7 @@ def _run(graph: fx.Graph, setting: Setting) -> Outcome:
             found = None if node._erased else family.recognise(node)
             if found is not None:
                 _raise(graph, node, found, outcome, known, refines=family.refines)
-    _merge_equal(graph)
+    merge_equal(graph)
     return outcome
 
 
@@ -129,29 +126,6 @@ def _difference(value: torch.Tensor, before: torch.Tensor) -> str | None:
         return None
     shown = [f"{one.dtype} {list(one.shape)} {list(one.stride())}" for one in (value, before)]
     return f"the operator gives {shown[0]}, the graph {shown[1]}"
-
-
-def _merge_equal(graph: fx.Graph) -> None:
-    """Merge calls of ours that are equal: three projections of one norm quantise it three times."""
-    first: dict[object, fx.Node] = {}
-    for node in list(graph.nodes):
-        if node.op == "call_function" and has_effect(node):
-            first.clear()  # A write could have changed what a later call reads.
-        elif is_ours(node, NAMESPACE):
-            kept = first.setdefault((node.target, node.args), node)
-            if kept is not node:
-                _read_from(graph, node, kept)
-
-
-def _read_from(graph: fx.Graph, node: fx.Node, kept: fx.Node) -> None:
-    """Let the readers of one call read another, equal one, result by result."""
-    items = {user.args[1]: user for user in kept.users if user.target is operator.getitem}
-    for user in list(node.users):
-        if user.target is operator.getitem and user.args[1] in items:
-            user.replace_all_uses_with(items[user.args[1]])
-            graph.erase_node(user)
-    node.replace_all_uses_with(kept)
-    graph.erase_node(node)
 
 
 PASS = Pass(name=_NAME, run=_run)

@@ -63,7 +63,7 @@ PIPELINE: tuple[PassFacts, ...] = (
     PassFacts(name="sequence_parallel", field="enable_sp", levels=_DISTRIBUTED, is_fusion=True),
     PassFacts(name="async_tp", field="fuse_gemm_comms", levels=_DISTRIBUTED, is_fusion=True),
     PassFacts(name="allreduce_norm", field="fuse_allreduce_rms", levels=_DISTRIBUTED, is_fusion=True),
-    PassFacts(name="norm_reshape", serves=("norm_quant",)),
+    PassFacts(name="norm_reshape", serves=("norm_quant", "act_quant"), built=True),
     PassFacts(
         name="norm_quant",
         field="fuse_norm_quant",

@@ -24,7 +24,7 @@ from rich.table import Table
 from tests.bench.row import Row
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("encode", "keys", "load", "calls", "hits", "daemon", "memory", "miss")
+NAMES = ("encode", "keys", "load", "calls", "hits", "daemon", "memory", "miss", "passes")
 
 
 def _machine() -> dict[str, object]:

@@ -103,8 +103,8 @@ def test_another_id_for_another_set_order_target_or_source() -> None:
     assert set(on) == {stage.value for stage in Stage}
     assert on == ids(manager())
     assert off[Stage.FUSE.value] != on[Stage.FUSE.value]
-    names = ("eliminate_noops", "norm_quant", "act_quant", "cleanup")
-    swapped = ("norm_quant", "eliminate_noops", "act_quant", "cleanup")
+    names = ("eliminate_noops", "norm_reshape", "norm_quant", "act_quant", "cleanup")
+    swapped = ("norm_quant", "eliminate_noops", "norm_reshape", "act_quant", "cleanup")
     assert StagePass(names, Setting(CPU)).uuid() == on[Stage.FUSE.value]
     assert StagePass(swapped, Setting(CPU)).uuid() != on[Stage.FUSE.value]
     assert StagePass(names, Setting("sm_90")).uuid() != on[Stage.FUSE.value]

@@ -32,7 +32,7 @@ _MAX_PLANS: Final = 256
 _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 # Whether Dynamo traces again when `parameter.data` is assigned. Of 2.12 nobody has looked.
-DYNAMO_SEES_NEW_MEMORY: Final = torch.torch_version.TorchVersion(torch.__version__) >= (2, 13)
+DYNAMO_SEES_NEW_MEMORY: Final = torch.__version__ >= "2.13"
 
 _TensorPlan: TypeAlias = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
 

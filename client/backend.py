@@ -16,6 +16,7 @@ from fuse_cache.client import fallback
 from fuse_cache.client.build import GraphBuild, LocalNeeded, warn_once
 from fuse_cache.client.desugar import desugar_to_aten
 from fuse_cache.client.dispatch import Slot, on_first_call
+from fuse_cache.client.dump import dump_reports
 from fuse_cache.client.errors import OptionError
 from fuse_cache.client.frames import is_users_own_function
 from fuse_cache.client.graph import UnkeyableGraph, needs_desugaring
@@ -68,6 +69,8 @@ def compile_graph(
         call = GraphBuild(gm, example_inputs, options, reports, is_own=is_users_own_function()).run()
     for report in reports:
         report.seconds = time.monotonic() - began_s
+    if options.dump_dir is not None:
+        dump_reports(options.dump_dir, reports)
     if options.strict:
         check_strict(options, reports)
     return call

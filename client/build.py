@@ -14,6 +14,7 @@ from fuse_cache.client import fallback
 from fuse_cache.client.checker import InputMismatchError
 from fuse_cache.client.client import Client, Obtained, Session, shared_client
 from fuse_cache.client.dispatch import Call, Slot, dispatch, neighbourhood, on_first_call, slot_for
+from fuse_cache.client.dump import dump_graph, dump_manifest
 from fuse_cache.client.errors import ArtifactRejectedError, DaemonRefusedError, RemoteCompileError
 from fuse_cache.client.graph import Encoded, UnkeyableGraph, capture_ambient, encode_graph
 from fuse_cache.client.loader import ArtifactLoadError, load
@@ -86,6 +87,8 @@ class GraphBuild:
             return self._all_local(plan, "mode is local")
         if not self._target:
             return self._all_local(plan, "no target of this version runs on this host's processor")
+        if options.dump_dir is not None:
+            dump_graph(options.dump_dir, encoded.digest, self._gm)
         wants = [self._want(encoded, compile_range) for compile_range in plan.ranges]
         slots = []
         for want, answer in zip(wants, client.obtain(wants, session), strict=True):
@@ -156,6 +159,8 @@ class GraphBuild:
             return self._local_slot(compile_range, reason, answer.lookup_seconds)
         report = self._report(compile_range, source=answer.source, lookup_seconds=answer.lookup_seconds)
         describe_manifest(report, artifact.manifest, self._resolved, compile_range)
+        if self._options.dump_dir is not None:
+            dump_manifest(self._options.dump_dir, artifact.manifest)
         slot = slot_for(compile_range)
 
         def called(seconds: float) -> None:

@@ -78,6 +78,8 @@ class CompileOptions:
     allow_unsigned: bool = False
     allow_cpu_wheel_builds: bool = False
     strict: bool = False
+    # A folder for people to read in. Compiled here: the graph before and after each pass, and the patterns.
+    # From the daemon: the graph as sent, and per artifact its manifest, passes and report (`dump.py`).
     dump_dir: Path | None = None
     inductor: tuple[tuple[str, Scalar], ...] = ()
 

@@ -13,6 +13,7 @@ from tests.e2e import small_host
 from tests.e2e.host import TOLERANCE, run_host
 
 RANGES = [[1, 4], [5, 16]]
+DUMPED = ("manifest.json", "report.json", "passes.txt")
 
 
 @pytest.fixture
@@ -29,13 +30,20 @@ def test_a_network_with_ranges_is_compiled_once_loaded_elsewhere_and_then_found_
     daemon: Daemon, tmp_path: Path
 ) -> None:
     options = _options(daemon, "ranges", compile_ranges=RANGES)
-    first = small_host.run("mlp", options, tmp_path / "first", daemon.env)
+    dumped = tmp_path / "dump"
+    first = small_host.run("mlp", {**options, "dump_dir": str(dumped)}, tmp_path / "first", daemon.env)
     second = small_host.run("mlp", options, tmp_path / "second", daemon.env)
     third = small_host.run("mlp", options, tmp_path / "second", daemon.env)
     for outcome, source in ((first, "compiled"), (second, "daemon"), (third, "disk")):
         assert outcome["worst"] < 1e-5
         assert [graph["compile_range"] for graph in outcome["graphs"]] == RANGES
         assert [(graph["source"], graph["used"]) for graph in outcome["graphs"]] == [(source, True)] * 2
+    assert [path.read_text().count("def forward") for path in dumped.glob("graph.*.py")] == [1]
+    for graph in first["graphs"]:
+        files = {kind: dumped / f"artifact.{graph['key'][:16]}.{kind}" for kind in DUMPED}
+        assert json.loads(files["manifest.json"].read_text())["key"] == graph["key"]
+        assert json.loads(files["report.json"].read_text())["source"] == "compiled"
+        assert graph["passes"][0]["name"] in files["passes.txt"].read_text()
     entries = {entry["key"]: entry for entry in daemon.entries()}
     for graph in second["graphs"]:
         entry = entries[graph["key"]]

@@ -137,9 +137,9 @@ def running_daemon(
     folder: Path, *arguments: str, env: Mapping[str, str] | None = None, listen: str = ""
 ) -> Iterator[Daemon]:
     """Run a daemon for the length of a block."""
-    daemon = Daemon(folder, *arguments, env=env, listen=listen).start()
+    daemon = Daemon(folder, *arguments, env=env, listen=listen)
     try:
-        yield daemon
+        yield daemon.start()  # One that is not ready in time is stopped as well.
     finally:
         if daemon.process is not None and daemon.process.poll() is None:
             daemon.stop()

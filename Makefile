@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Test files side by side. What has a time to keep, or both cores to itself, is marked `apart` and runs alone.
+JOBS ?= 2
 STAMP := $(VENV)/.installed
 PYTHON211 ?= python3.12
 VENV211 ?= .venv211
@@ -30,10 +32,12 @@ demo: setup
 	$(BIN)/python tests/demo.py
 
 test: setup system
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m "not slow and not apart"
+	$(BIN)/pytest -q -m "apart and not slow"
 
 test-slow: setup system
-	$(BIN)/pytest -q -m slow
+	$(BIN)/pytest -q -n $(JOBS) --dist loadfile -m "slow and not apart"
+	$(BIN)/pytest -q -m "slow and apart"
 
 # What depends on torch, on the oldest torch and another Python. By hand, never in CI: its CUDA wheels are 5 GB.
 test-torch211: $(STAMP211) system

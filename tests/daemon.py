@@ -16,7 +16,7 @@ from typing import Any
 
 COMMAND = (sys.executable, "-c", "from fuse_cache.client.cli import main; main()")
 # Loaded test machines take several seconds to import torch; whoever waits longer than this found a hang.
-READY_S = 60.0
+READY_S = 240.0
 
 
 def free_port() -> int:

@@ -17,6 +17,8 @@ from fuse_cache.proto.signing import SigningKey
 from tests.client.conftest import MakeClient
 from tests.fakes import FakeDaemon, deaf_listener, make_want, serving
 
+pytestmark = pytest.mark.apart
+
 BOUND_FACTOR = 4  # Tests that hold a time bound allow four times of it.
 
 

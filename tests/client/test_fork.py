@@ -12,9 +12,13 @@ PARENT = """
 import multiprocessing, sys, time
 import torch
 sys.path.insert(0, sys.argv[2])
+import pytest
+
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.client import shared_client
 from tests.fakes import make_want
+
+pytestmark = pytest.mark.apart
 
 options = CompileOptions.from_mapping({"endpoint": sys.argv[1], "mode": "auto"})
 

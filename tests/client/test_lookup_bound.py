@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from fuse_cache.client.errors import DaemonUnavailableError
 from tests.client.conftest import MakeClient
 from tests.fakes import FakeDaemon, make_want
+
+pytestmark = pytest.mark.apart
 
 
 def test_capabilities_a_lookup_and_new_revocations_share_one_bound_of_two_seconds(

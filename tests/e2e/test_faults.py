@@ -20,6 +20,8 @@ from tests import fakes
 from tests.daemon import Daemon, running_daemon
 from tests.e2e import small_host
 
+pytestmark = pytest.mark.apart
+
 BOUND_FACTOR = 4  # Tests that hold a time bound allow four times of it.
 NO_LIFE_S, SILENCE_S = 0.25, 5.0
 

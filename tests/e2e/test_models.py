@@ -13,6 +13,8 @@ from tests.daemon import Daemon, running_daemon
 from tests.e2e.host import TOLERANCE, run_host
 from tests.models import whole_way_cells
 
+pytestmark = pytest.mark.apart
+
 # What `make test` runs. Qwen3's call of one token is a second graph: Hugging Face branches on it.
 QUICK = (
     ("llama", "float32", "static_cache"),

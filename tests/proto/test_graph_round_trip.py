@@ -23,6 +23,8 @@ from fuse_cache.proto.graph import (
 from fuse_cache.proto.graph_codec import decode, encode, graph_digest, validate
 from tests.proto.graphs import QUIET_NAN, every_part, graph_of, graphs, large
 
+pytestmark = pytest.mark.apart
+
 
 def test_a_graph_of_every_part_comes_back() -> None:
     data = encode(every_part())

@@ -15,6 +15,8 @@ from fuse_cache.proto.content import ContentVerifier
 from fuse_cache.proto.limits import CHUNK_BYTES, GRAPH_LIMITS
 from tests.server.harness import CALL_S, Call, FakeDaemon, compile_piece, lookup, piece, reason_of, until
 
+pytestmark = pytest.mark.apart
+
 MIB = 1 << 20
 MEMORY_TIER = 32 * MIB
 

@@ -33,6 +33,8 @@ from tests.server.harness import (
     until,
 )
 
+pytestmark = pytest.mark.apart
+
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeDaemon]:

@@ -21,6 +21,8 @@ from fuse_cache.server.metrics import Metrics
 from fuse_cache.server.workfolder import WorkFolder
 from tests.server.harness import Piece, piece, until_async
 
+pytestmark = pytest.mark.apart
+
 NAMESPACE = "team"
 
 

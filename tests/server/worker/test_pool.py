@@ -24,6 +24,8 @@ from fuse_cache.server.worker.pool import (
     WorkerTimeout,
 )
 
+pytestmark = pytest.mark.apart
+
 FAKES = Path(__file__).parents[1] / "fakes"
 CHILD_MARK = "fake-build-child"
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fuse_cache.kernels.fused_quant.op import FUSED
+from fuse_cache.kernels.quant_fp8_static.op import QUANT_FP8_STATIC
 from fuse_cache.kernels.quant_fp8_static.reference import DIVIDE, MULTIPLY, RECIPROCAL, quant_fp8_static
+from fuse_cache.kernels.rms_norm.op import RMS_NORM
 from fuse_cache.kernels.rms_norm.reference import rms_norm
-from fuse_cache.kernels.rms_norm_quant.op import RMS_NORM_QUANT_FP8_STATIC
 
 FP8 = torch.float8_e4m3fn
 
@@ -55,9 +57,8 @@ def test_dividing_and_multiplying_by_the_reciprocal_are_not_the_same() -> None:
 def test_the_fused_operator_is_legal_on_any_number_of_rows(tokens: int) -> None:
     x, weight = torch.randn(tokens, 64, dtype=torch.bfloat16), torch.randn(64, dtype=torch.bfloat16)
     attributes = (DIVIDE, torch.bfloat16, -448.0, 448.0, FP8)
-    codes = RMS_NORM_QUANT_FP8_STATIC(
-        x, weight, torch.tensor(0.1), 1e-6, 0.0, None, torch.bfloat16, None, *attributes
-    )
+    fused, _ = FUSED[RMS_NORM, QUANT_FP8_STATIC, False]
+    codes = fused(x, weight, torch.tensor(0.1), 1e-6, 0.0, None, torch.bfloat16, None, *attributes)
     norm = rms_norm(x, weight, 1e-6, norm_dtype=torch.bfloat16)
     expected = quant_fp8_static(norm, torch.tensor(0.1), *attributes)
     assert torch.equal(codes.view(torch.uint8), expected.view(torch.uint8))

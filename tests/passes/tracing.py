@@ -1,6 +1,6 @@
 """Joint graphs without Dynamo and AOTAutograd: some twenty times faster, and node for node the same.
 
-`test_tracing.py` holds the two against each other for every spelling.
+`test_tracing.py` holds the two against each other for one spelling in six.
 """
 
 from __future__ import annotations

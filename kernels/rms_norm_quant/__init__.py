@@ -1,1 +1,0 @@
-"""RMSNorm and the quantisation of its result in one operator."""

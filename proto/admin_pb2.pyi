@@ -79,6 +79,7 @@ class StatsResponse(google.protobuf.message.Message):
     evictions: builtins.int
     compile_seconds_spent: builtins.float
     compile_seconds_saved: builtins.float
+    """Compile seconds of hits, without the hits that a host reported bad."""
     status: builtins.str
     epoch: builtins.str
     failed_compiles: builtins.int

@@ -135,7 +135,11 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
         SigningKey.load(path)
 
 
-@pytest.mark.parametrize("text", ["", "hello", "fuse-cache-ed25519-private zz", KEY.public_text()])
+@pytest.mark.parametrize(
+    "text",
+    ["", "hello", "fuse-cache-ed25519-private zz", KEY.public_text()],
+    ids=["empty", "other", "damaged", "public"],
+)
 def test_files_that_hold_no_private_key_are_refused(text: str) -> None:
     with pytest.raises(KeyFileError):
         SigningKey.from_text(text)

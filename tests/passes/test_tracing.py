@@ -24,7 +24,8 @@ def _by_aot(block: Any, *args: Tensor) -> fx.GraphModule:
         return gm.forward
 
     torch._dynamo.reset()
-    backend = aot_autograd(fw_compiler=keep, decompositions=select_decomp_table())
+    make_backend: Any = aot_autograd  # Untyped upstream.
+    backend = make_backend(fw_compiler=keep, decompositions=select_decomp_table())
     with torch.no_grad():
         torch.compile(block, backend=backend, fullgraph=True)(*args)
     (gm,) = seen

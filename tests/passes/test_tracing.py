@@ -24,10 +24,10 @@ def _by_aot(block: Any, *args: Tensor) -> fx.GraphModule:
         return gm.forward
 
     torch._dynamo.reset()
-    make_backend: Any = aot_autograd  # Untyped upstream.
-    backend = make_backend(fw_compiler=keep, decompositions=select_decomp_table())
+    backend: Any = aot_autograd(fw_compiler=keep, decompositions=select_decomp_table())
+    compiled: Any = torch.compile(block, backend=backend, fullgraph=True)
     with torch.no_grad():
-        torch.compile(block, backend=backend, fullgraph=True)(*args)
+        compiled(*args)
     (gm,) = seen
     return gm
 

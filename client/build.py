@@ -11,6 +11,7 @@ import sympy
 from torch.fx import GraphModule
 
 from fuse_cache.client import fallback
+from fuse_cache.client.aliasing import SharedMemory
 from fuse_cache.client.checker import InputMismatchError
 from fuse_cache.client.client import Client, Obtained, Session, shared_client
 from fuse_cache.client.dispatch import Call, Slot, dispatch, neighbourhood, on_first_call, slot_for
@@ -183,8 +184,17 @@ class GraphBuild:
                 return loaded(*args, *constants)
 
             run = with_constants
+        shared = SharedMemory(self._gm, encoded.graph.inputs)
+        if shared:
+            run = shared.checked(run, self._gm, lambda reason: self._uncompiled(compile_range, reason))
         on_first_call(slot, run, called, failed)
         return slot
+
+    def _uncompiled(self, compile_range: Range, reason: str) -> None:
+        """Say once that calls run as they are, without a compiler."""
+        self._refuse_if_remote(reason, None)
+        warn_once(f"run uncompiled: {reason}")
+        self._report(compile_range, source="local", reason=reason, used=True)
 
     def _report(self, compile_range: Range, **fields: Any) -> GraphReport:
         bounds = None if compile_range.symbol is None else (compile_range.lower, compile_range.upper)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fuse_cache.kernels.scaling import DIVIDE, MULTIPLY, RECIPROCAL, SCALINGS, encode
-
-__all__ = ["DIVIDE", "MULTIPLY", "RECIPROCAL", "SCALINGS", "quant_fp8_static"]
+from fuse_cache.kernels.scaling import encode
 
 
 def quant_fp8_static(

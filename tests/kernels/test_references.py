@@ -7,9 +7,10 @@ import torch
 
 from fuse_cache.kernels.fused_quant.op import FUSED
 from fuse_cache.kernels.quant_fp8_static.op import QUANT_FP8_STATIC
-from fuse_cache.kernels.quant_fp8_static.reference import DIVIDE, MULTIPLY, RECIPROCAL, quant_fp8_static
+from fuse_cache.kernels.quant_fp8_static.reference import quant_fp8_static
 from fuse_cache.kernels.rms_norm.op import RMS_NORM
 from fuse_cache.kernels.rms_norm.reference import rms_norm
+from fuse_cache.kernels.scaling import DIVIDE, MULTIPLY, RECIPROCAL
 
 FP8 = torch.float8_e4m3fn
 

@@ -34,6 +34,11 @@ UNUSED: Final[dict[str, object]] = {
     "POWER": "none",
     "AMAX_SCALING": "none",
     "GLOBAL_SCALING": "none",
+    "TOTAL_SCALING": "none",
+    "ZERO_GUARD": "none",
+    "NAN_CODE": 0,
+    "NAN_SIGN": False,
+    "ZERO_SIGN": False,
     "SCALING": "none",
     "SCALED_DTYPE": "none",
     "CLAMP_MIN": 0.0,
@@ -116,7 +121,8 @@ def plan_dynamic(like: Tensor, shape: tuple[Any, ...], target: str, arguments: t
 
 def plan_nvfp4(like: Tensor, shape: tuple[Any, ...], target: str, arguments: tuple[Any, ...]) -> Plan:
     """Plan `quant_nvfp4`."""
-    global_scale, amax_scaling, amax_dtype, global_scaling, scale_min, scaling, swizzled = arguments
+    global_scale, amax_scaling, amax_dtype, global_scaling, scale_min, *rest = arguments
+    total_scaling, scaling, zero_guard, nan_code, nan_sign, zero_sign, swizzled = rest
     codes = like.new_empty((*shape[:-1], shape[-1] // 2), dtype=torch.uint8)
     groups = shape[-1] // GROUP
     padded = (shape[0] + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
@@ -128,12 +134,18 @@ def plan_nvfp4(like: Tensor, shape: tuple[Any, ...], target: str, arguments: tup
         "AMAX_SCALING": amax_scaling,
         "AMAX_DTYPE": dtype_name(amax_dtype),
         "GLOBAL_SCALING": global_scaling,
+        "TOTAL_SCALING": total_scaling,
         "SCALE_MIN": scale_min or 0.0,
         "SCALING": scaling,
+        "ZERO_GUARD": zero_guard,
+        "NAN_CODE": nan_code,
+        "NAN_SIGN": nan_sign,
+        "ZERO_SIGN": zero_sign,
         "CODEC": codec(target, "float8_e4m3fn") or "software",
     }
     results = (codes, scales.view(torch.float8_e4m3fn))
-    return Plan(global_scale, codes, scales, padded if swizzled else 0, results, constants)
+    factor = like if global_scale is None else global_scale
+    return Plan(factor, codes, scales, padded if swizzled else 0, results, constants)
 
 
 def _codes(

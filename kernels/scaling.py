@@ -46,6 +46,7 @@ def encode(
 def zeros_after(rows: Tensor, multiple: int) -> Tensor:
     """Return [A, B] with columns of zeros, up to the next multiple; contiguous. B may be symbolic."""
     height, width = rows.shape
-    # Not `-width % multiple`: sums with it do not simplify, and shapes of them would need guards.
-    padding = (width + multiple - 1) // multiple * multiple - width
-    return torch.cat([rows, rows.new_zeros(height, padding)], 1)
+    # Not `-width % multiple`: sums with it do not simplify, and shapes of them would need guards. Not by
+    # `cat`: compiled, it asks whether there is any padding, and the answer is burnt in.
+    padded = rows.new_zeros(height, (width + multiple - 1) // multiple * multiple)
+    return torch.slice_scatter(padded, rows, 1, 0, width)

@@ -56,11 +56,19 @@ def sum_of_squares(z, BLOCK: tl.constexpr, HALVINGS: tl.constexpr):
 
 @triton.jit
 def to_power_of_two(scale, POWER: tl.constexpr):
-    """Round scales up to powers of two: "exact" by the bits, "log2" by way of log2, "none"."""
+    """Round scales up to powers of two: "exact" by the bits, "masked" without an exception for NaN, "clamped"
+    to the exponents 1 to 254, "log2" by way of log2, "none"."""
     if POWER == "exact":
         bits = scale.to(tl.int32, bitcast=True)
         up = (bits + 0x7FFFFF) & 0x7F800000
         scale = tl.where(bits < 0x7F800000, up, bits).to(tl.float32, bitcast=True)
+    if POWER == "masked":
+        scale = ((scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+    if POWER == "clamped":
+        up = (scale.to(tl.int32, bitcast=True) & 0x7FFFFFFF) + 0x7FFFFF
+        # Infinity and NaN have grown over the sign: to 255 or more, as unsigned.
+        exponent = (up >> 23) & 0x1FF
+        scale = (tl.minimum(tl.maximum(exponent, 1), 254) << 23).to(tl.float32, bitcast=True)
     if POWER == "log2":
         scale = tl.exp2(tl.ceil(tl.log2(scale)))
     return scale
@@ -142,13 +150,28 @@ def encode(
 
 
 @triton.jit
-def e2m1(v):
-    """Encode float32 as e2m1, as int32: to the nearest, ties to even, saturating at 6; NaN is 0."""
+def e2m1(v, NAN_CODE: tl.constexpr, NAN_SIGN: tl.constexpr, ZERO_SIGN: tl.constexpr):
+    """Encode float32 as e2m1, as int32: to the nearest, ties to even, saturating at 6.
+
+    NaN is NAN_CODE (-1: what is left of its bits), with its sign if NAN_SIGN; -0.0 is 8 or, without
+    ZERO_SIGN, 0.
+    """
+    bits = v.to(tl.int32, bitcast=True)
+    sign = (bits >> 28) & 8
     a = tl.abs(v)
-    code = (v.to(tl.int32, bitcast=True) >> 28) & 8
-    code += (a > 0.25).to(tl.int32) + (a >= 0.75).to(tl.int32) + (a > 1.25).to(tl.int32)
+    code = (a > 0.25).to(tl.int32) + (a >= 0.75).to(tl.int32) + (a > 1.25).to(tl.int32)
     code += (a >= 1.75).to(tl.int32) + (a > 2.5).to(tl.int32) + (a >= 3.5).to(tl.int32)
-    return tl.where(a != a, 0, code + (a > 5.0).to(tl.int32))
+    code = (code + (a > 5.0).to(tl.int32)) | sign
+    if not ZERO_SIGN:
+        code = tl.where(a == 0.0, 0, code)
+    if NAN_CODE == -1:
+        magnitude = bits & 0x7FFFFFFF
+        nan = ((magnitude - 0x3EE00001 + ((magnitude >> 22) & 1)) >> 22) & 7
+    else:
+        nan = tl.zeros_like(code) + NAN_CODE
+    if NAN_SIGN:
+        nan = nan | sign
+    return tl.where(a != a, nan, code)
 
 
 @triton.jit

@@ -126,8 +126,9 @@ def _nvfp4_place(row, group, TILES: tl.constexpr):
 def store_nvfp4(
     v, first, mask, row, factor, codes, scales, num_tokens, scales_stride,
     H: tl.constexpr, BLOCK: tl.constexpr, LAYOUT: tl.constexpr, AMAX_SCALING: tl.constexpr,
-    AMAX_DTYPE: tl.constexpr, GLOBAL_SCALING: tl.constexpr, SCALE_MIN: tl.constexpr,
-    SCALING: tl.constexpr, CODEC: tl.constexpr,
+    AMAX_DTYPE: tl.constexpr, GLOBAL_SCALING: tl.constexpr, TOTAL_SCALING: tl.constexpr,
+    SCALE_MIN: tl.constexpr, SCALING: tl.constexpr, ZERO_GUARD: tl.constexpr, NAN_CODE: tl.constexpr,
+    NAN_SIGN: tl.constexpr, ZERO_SIGN: tl.constexpr, CODEC: tl.constexpr,
 ):  # fmt: skip
     """Quantise groups of 16 to e2m1 with scales in e4m3. `scales_stride` is the padded token count."""
     NUM: tl.constexpr = BLOCK // 16
@@ -138,25 +139,38 @@ def store_nvfp4(
     else:
         amax = amax * (1.0 / 6.0)
     amax = rounded(amax, AMAX_DTYPE)
-    whole = tl.load(factor)
+    scale = amax
     if GLOBAL_SCALING == "divide":
-        scale = tl.div_rn(amax, whole)
-    else:
-        scale = amax * whole
+        scale = tl.div_rn(amax, tl.load(factor))
+    if GLOBAL_SCALING == "multiply":
+        scale = amax * tl.load(factor)
     if SCALE_MIN != 0.0:
         scale = at_least(scale, SCALE_MIN)
     scale_code = e4m3fn(at_most(scale, 448.0), CODEC, 0x7E)
     scale = from_e4m3fn(scale_code)
-    if GLOBAL_SCALING == "divide":
-        total = scale * whole
-    else:
-        total = scale * tl.div_rn(1.0, whole)
+    total = scale
+    if TOTAL_SCALING == "multiply":
+        total = scale * tl.load(factor)
+    if TOTAL_SCALING == "divide":
+        total = tl.div_rn(scale, tl.load(factor))
+    if TOTAL_SCALING == "reciprocal":
+        whole = tl.load(factor)
+        inverse_whole = tl.div_rn(1.0, whole)
+        if ZERO_GUARD == "reciprocals":
+            inverse_whole = tl.where(whole == 0.0, 0.0, inverse_whole)
+        total = scale * inverse_whole
     values = tl.reshape(v, [NUM, 16])
     if SCALING == "reciprocal":
-        values = values * tl.where(scale == 0.0, 0.0, tl.div_rn(1.0, total))[:, None]
+        inverse = tl.div_rn(1.0, total)
+        if ZERO_GUARD == "scale":
+            inverse = tl.where(scale == 0.0, 0.0, inverse)
+        if ZERO_GUARD == "reciprocals":
+            inverse = tl.where(total == 0.0, 0.0, inverse)
+        values = values * inverse[:, None]
     else:
         values = tl.div_rn(values, total[:, None])
-    low, high = tl.split(tl.reshape(e2m1(values), [BLOCK // 2, 2]))
+    codes_of_values = e2m1(values, NAN_CODE, NAN_SIGN, ZERO_SIGN)
+    low, high = tl.split(tl.reshape(codes_of_values, [BLOCK // 2, 2]))
     pair = first // 2 + tl.arange(0, BLOCK // 2)
     tl.store(codes + row * (H // 2) + pair, (low | (high << 4)).to(tl.uint8), mask=pair < H // 2)
     group = first // 16 + tl.arange(0, NUM)
@@ -181,9 +195,10 @@ def store_row_block(
     BOUNDED: tl.constexpr, AMAX_MIN: tl.constexpr, AMAX_MAX: tl.constexpr, SCALE_RULE: tl.constexpr,
     DIVISOR: tl.constexpr, FLOOR_SCALE: tl.constexpr, AMAX_DTYPE: tl.constexpr, SCALE_DTYPE: tl.constexpr,
     SCALE_MIN: tl.constexpr, POWER: tl.constexpr, AMAX_SCALING: tl.constexpr,
-    GLOBAL_SCALING: tl.constexpr, SCALING: tl.constexpr, SCALED_DTYPE: tl.constexpr,
-    CLAMP_MIN: tl.constexpr, CLAMP_MAX: tl.constexpr, CODES: tl.constexpr, CODEC: tl.constexpr,
-    OVERFLOW: tl.constexpr,
+    GLOBAL_SCALING: tl.constexpr, TOTAL_SCALING: tl.constexpr, ZERO_GUARD: tl.constexpr,
+    NAN_CODE: tl.constexpr, NAN_SIGN: tl.constexpr, ZERO_SIGN: tl.constexpr, SCALING: tl.constexpr,
+    SCALED_DTYPE: tl.constexpr, CLAMP_MIN: tl.constexpr, CLAMP_MAX: tl.constexpr, CODES: tl.constexpr,
+    CODEC: tl.constexpr, OVERFLOW: tl.constexpr,
 ):  # fmt: skip
     """Quantise by KIND: "static", "token" (the block holds the whole row), "group", "nvfp4", or "none"."""
     if KIND == "static":
@@ -210,5 +225,6 @@ def store_row_block(
     if KIND == "nvfp4":
         store_nvfp4(
             v, first, mask, row, factor, codes, scales, num_tokens, scales_stride, H, BLOCK, LAYOUT,
-            AMAX_SCALING, AMAX_DTYPE, GLOBAL_SCALING, SCALE_MIN, SCALING, CODEC,
+            AMAX_SCALING, AMAX_DTYPE, GLOBAL_SCALING, TOTAL_SCALING, SCALE_MIN, SCALING, ZERO_GUARD, NAN_CODE,
+            NAN_SIGN, ZERO_SIGN, CODEC,
         )  # fmt: skip

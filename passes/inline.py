@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
 from torch._inductor.decomposition import select_decomp_table
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -83,9 +85,11 @@ class Inliner:
         attributes = tuple(None if isinstance(argument, fx.Node) else argument for argument in node.args)
         key = (node.target, exact, attributes, tuple(layout_key(operand.meta["val"]) for operand in operands))
         if key not in self._traced:
-            with enable_python_dispatcher():
+            values = [operand.meta["val"] for operand in operands]
+            # The mode itself for what is made from nothing, of symbolic sizes.
+            with detect_fake_mode(values) or nullcontext(), enable_python_dispatcher():
                 trace = make_fx(partial(_call, reference, node.args), self._table(exact))
-                self._traced[key] = trace(*(operand.meta["val"] for operand in operands))
+                self._traced[key] = trace(*values)
         return self._traced[key]
 
     def _table(self, exact: bool) -> dict[OpOverload, Any]:

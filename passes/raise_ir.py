@@ -15,7 +15,14 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 
 from fuse_cache.kernels.rms_norm.op import RMS_NORM
-from fuse_cache.passes import raise_add_norm, raise_gate, raise_layout, raise_norm, raise_quant
+from fuse_cache.passes import (
+    raise_add_norm,
+    raise_gate,
+    raise_layout,
+    raise_norm,
+    raise_nvfp4,
+    raise_quant,
+)
 from fuse_cache.passes.base import NearMiss, Outcome, Pass, Reason, Setting
 from fuse_cache.passes.merge import merge_equal
 from fuse_cache.passes.raised import Found, Miss
@@ -51,6 +58,7 @@ _FAMILIES = (
     _Family(_calls(*raise_norm.ANCHORS), raise_norm.recognise),
     _Family(_calls(RMS_NORM), raise_add_norm.recognise, refines=True),
     _Family(_calls(*raise_gate.ANCHORS), raise_gate.recognise),
+    _Family(raise_nvfp4.candidates, raise_nvfp4.recognise),
     _Family(raise_quant.candidates, raise_quant.recognise),
     _Family(raise_layout.candidates, raise_layout.recognise, refines=True),
 )

@@ -15,11 +15,12 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fuse_cache.kernels.quant_dynamic.op import QUANT_DYNAMIC
 from fuse_cache.kernels.quant_dynamic.reference import PER_TENSOR, PER_TOKEN, ROW
 from fuse_cache.kernels.quant_fp8_static.op import QUANT_FP8_STATIC
+from fuse_cache.kernels.quant_nvfp4.reference import GROUP as NVFP4_GROUP
 from fuse_cache.kernels.scaling import DIVIDE, MULTIPLY, RECIPROCAL
 from fuse_cache.passes.base import Reason
 from fuse_cache.passes.raised import Found, Miss
 from fuse_cache.passes.read_codes import read_codes
-from fuse_cache.passes.read_scale import Scale, comes_from_amax, moved_from, read_scale
+from fuse_cache.passes.read_scale import Scale, comes_from_amax, group_amax_behind, moved_from, read_scale
 from fuse_cache.passes.reading import (
     FLOAT8,
     FLOATS,
@@ -37,10 +38,12 @@ from fuse_cache.passes.reading import (
 
 
 def candidates(graph: fx.Graph) -> Iterator[fx.Node]:
-    """Yield every cast to float8, and to int8 of what was rounded."""
+    """Yield every cast to float8, and to int8 of what was rounded. Scales of NVFP4 are `raise_nvfp4`'s."""
     for node in list(graph.nodes):
         source = cast_source(node)
         if source is None or dtype(source) not in FLOATS:
+            continue
+        if dtype(node) == torch.float8_e4m3fn and group_amax_behind(source, NVFP4_GROUP):
             continue
         if dtype(node) in FLOAT8 or (dtype(node) == torch.int8 and _is_rounded(source)):
             yield node
@@ -113,7 +116,7 @@ def _read_scaling(node: fx.Node) -> _Scaling | Miss:
     value, factor = tensor(x), tensor(scale)
     if value is None or factor is None or value.dtype not in FLOATS:
         return Miss(Reason.DTYPE, f"what is scaled is {dtype(x)}")
-    if how == MULTIPLY and (inverted := _reciprocal_of(scale)) is not None:
+    if how == MULTIPLY and (inverted := reciprocal_of(moved_from(scale))) is not None:
         scale, how = inverted, RECIPROCAL
     return _Scaling(widened_from(x), scale, how, factor)
 
@@ -146,7 +149,7 @@ def _read_dynamic(cast: fx.Node, scaled: _Scaling, encoding: tuple[object, ...])
     read = read_scale(scale_node)
     if read is None or isinstance(read, Miss):
         return read
-    shape = _grouped(scaled.x, read)
+    shape = grouped(scaled.x, read)
     if shape is None:
         if has_one_element(scaled.broadcast):
             return None  # One scale, from elsewhere: to this tensor it is static.
@@ -172,7 +175,7 @@ def _read_dynamic(cast: fx.Node, scaled: _Scaling, encoding: tuple[object, ...])
     return Found(QUANT_DYNAMIC, (x, read.bound, *attributes), (cast, scale_node))
 
 
-def _grouped(x: fx.Node, read: Scale) -> tuple[fx.Node, int] | None:
+def grouped(x: fx.Node, read: Scale) -> tuple[fx.Node, int] | None:
     """Return the tensor that is quantised, with its rows whole, and the group that shares a scale."""
     source, value = read.source, read.source.meta["val"]
     is_same = source is x or _same_reshape(source, x)
@@ -213,7 +216,7 @@ def _broadcasts_by_row(factor: torch.Tensor, x: torch.Tensor, group: int) -> boo
     return all(statically_known_true(a == b) for a, b in leading)
 
 
-def _reciprocal_of(node: fx.Node) -> fx.Node | None:
+def reciprocal_of(node: fx.Node) -> fx.Node | None:
     """Return s of s.reciprocal() or 1 / s (which is traced as reciprocal times one)."""
     if is_call(node, aten.mul.Tensor) and number(node.args[1]) == 1.0 and isinstance(node.args[0], fx.Node):
         node = node.args[0]

@@ -17,6 +17,7 @@ from fuse_cache.kernels.quant_dynamic.reference import (
 from fuse_cache.kernels.scaling import DIVIDE, MULTIPLY
 from fuse_cache.passes.base import Reason
 from fuse_cache.passes.raised import Miss
+from fuse_cache.passes.read_power import read_power, source_of_bits
 from fuse_cache.passes.reading import (
     LOW_PRECISION,
     RESHAPES,
@@ -64,7 +65,7 @@ def read_scale(scale: fx.Node) -> Scale | Miss | None:
     """Read the scale's computation down to the largest absolute value. None: it does not come from one."""
     steps: list[fx.Node] = []
     node: fx.Node | None = scale
-    while node is not None and (found := _amax(node)) is None:
+    while node is not None and (found := amax_of(node)) is None:
         steps.append(node)
         node = _next(node)
     if node is None or found is None:
@@ -82,8 +83,8 @@ def read_scale(scale: fx.Node) -> Scale | Miss | None:
     return read
 
 
-def _amax(node: fx.Node) -> Scale | None:
-    """Read max(|x|) over some dimensions."""
+def amax_of(node: fx.Node) -> Scale | None:
+    """Read max(|x|) over some dimensions; None: it is something else."""
     dims: tuple[int, ...] = ()
     if is_call(node, aten.amax.default):
         given = node.args[1] if len(node.args) > 1 else []
@@ -114,6 +115,8 @@ def _next(node: fx.Node) -> fx.Node | None:
         inner = node.args[0]
     elif is_call(node, aten.pow.Scalar):
         inner = node.args[1]
+    elif is_call(node, aten.view.dtype):
+        inner = source_of_bits(node)
     elif is_call(node, aten.minimum.default):
         one, other = node.args
         inner = next((a for a in (one, other) if isinstance(a, fx.Node) and not _is_bound(a)), None)
@@ -134,9 +137,29 @@ def _is_bound(node: fx.Node) -> bool:
 def comes_from_amax(node: fx.Node) -> bool:
     """Return whether a node is computed from a largest absolute value, one operand at a time."""
     following: fx.Node | None = node
-    while following is not None and _amax(following) is None:
+    while following is not None and amax_of(following) is None:
         following = None if is_call(following, aten.minimum.default) else _next(following)
     return following is not None
+
+
+def group_amax_behind(node: fx.Node, group: int) -> bool:
+    """Return whether a node is computed from the largest absolute values of groups of this size.
+
+    Looks back along what has more than one element: a scale of a group is combined with constants and with
+    global scales.
+    """
+    following: fx.Node | None = node
+    while following is not None:
+        found = amax_of(following)
+        if found is not None:
+            value = found.source.meta["val"]
+            return value.dim() > 1 and found.dims == (value.dim() - 1,) and value.shape[-1] == group
+        if not (is_call(following, _MOVES | _STEPS) or cast_source(following) is not None):
+            return False
+        inputs = [one for one in following.all_input_nodes if (value := tensor(one)) is not None]
+        wide = [one for one in inputs if not has_one_element(one.meta["val"])]
+        following = wide[0] if len(wide) == 1 else None
+    return False
 
 
 _STEPS = frozenset(
@@ -150,6 +173,7 @@ _STEPS = frozenset(
         aten.log2.default,
         aten.ceil.default,
         aten.exp2.default,
+        aten.abs.default,
     }
 )
 
@@ -170,6 +194,14 @@ def _apply(read: Scale, step: fx.Node) -> Scale | Miss:
         if read.bound is not None or read.rule or dtype(step) != torch.float32:
             return Miss(Reason.OTHER_SPELLING, f"{step.name} bounds the scale, not the largest value")
         return replace(read, bound=bound_node)
+    if is_call(step, aten.abs.default):
+        # What it was computed from is no less than 0.
+        return read if read.divisor > 0 else Miss(Reason.OTHER_SPELLING, f"{step.name} turns the sign")
+    if is_call(step, aten.view.dtype):
+        rule = read_power(step)
+        if rule is None or not read.rule or read.divisor <= 0 or read.power_of_two != NO_POWER:
+            return Miss(Reason.OTHER_SPELLING, f"{step.name}: no power of two that is read here")
+        return replace(read, power_of_two=rule)
     if is_call(step, (aten.log2.default, aten.ceil.default, aten.exp2.default, aten.pow.Scalar)):
         return _apply_power(read, step)
     return _apply_rule(read, step)

@@ -53,9 +53,10 @@ def act_and_mul_kernel(
     BOUNDED: tl.constexpr, AMAX_MIN: tl.constexpr, AMAX_MAX: tl.constexpr, SCALE_RULE: tl.constexpr,
     DIVISOR: tl.constexpr, FLOOR_SCALE: tl.constexpr, AMAX_DTYPE: tl.constexpr, SCALE_DTYPE: tl.constexpr,
     SCALE_MIN: tl.constexpr, POWER: tl.constexpr, AMAX_SCALING: tl.constexpr,
-    GLOBAL_SCALING: tl.constexpr, SCALING: tl.constexpr, SCALED_DTYPE: tl.constexpr,
-    CLAMP_MIN: tl.constexpr, CLAMP_MAX: tl.constexpr, CODES: tl.constexpr, CODEC: tl.constexpr,
-    OVERFLOW: tl.constexpr,
+    GLOBAL_SCALING: tl.constexpr, TOTAL_SCALING: tl.constexpr, ZERO_GUARD: tl.constexpr,
+    NAN_CODE: tl.constexpr, NAN_SIGN: tl.constexpr, ZERO_SIGN: tl.constexpr, SCALING: tl.constexpr,
+    SCALED_DTYPE: tl.constexpr, CLAMP_MIN: tl.constexpr, CLAMP_MAX: tl.constexpr, CODES: tl.constexpr,
+    CODEC: tl.constexpr, OVERFLOW: tl.constexpr,
 ):  # fmt: skip
     """gate, up [T, H] with rows apart by their strides (PACKED_HALVES: up follows gate in the same row)."""
     row = tl.program_id(0).to(tl.int64)
@@ -100,6 +101,6 @@ def act_and_mul_kernel(
         store_row_block(
             v, columns, first, mask, row, factor, codes, scales, num_tokens, scales_stride, KIND, H, BLOCK,
             GROUP, LAYOUT, BOUNDED, AMAX_MIN, AMAX_MAX, SCALE_RULE, DIVISOR, FLOOR_SCALE, AMAX_DTYPE,
-            SCALE_DTYPE, SCALE_MIN, POWER, AMAX_SCALING, GLOBAL_SCALING, SCALING, SCALED_DTYPE, CLAMP_MIN,
-            CLAMP_MAX, CODES, CODEC, OVERFLOW,
+            SCALE_DTYPE, SCALE_MIN, POWER, AMAX_SCALING, GLOBAL_SCALING, TOTAL_SCALING, ZERO_GUARD, NAN_CODE,
+            NAN_SIGN, ZERO_SIGN, SCALING, SCALED_DTYPE, CLAMP_MIN, CLAMP_MAX, CODES, CODEC, OVERFLOW,
         )  # fmt: skip

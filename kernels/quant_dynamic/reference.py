@@ -22,8 +22,10 @@ SCALE_RULES: Final = (DIVIDE, MULTIPLY, INVERSE, INVERSE64)
 # `power_of_two`: how scales become powers of two (ue8m0), never smaller.
 NO_POWER: Final = "none"
 EXACT_POWER: Final = "exact"  # by the bits: the next power of two, powers of two stay
+CLAMPED_POWER: Final = "clamped"  # the same, exponents 1 to 254: 0 gives 2^-126, infinity and NaN 2^127
+MASKED_POWER: Final = "masked"  # (bits + mantissa's) & exponent's, whatever comes of NaN: 0 of most
 LOG2_POWER: Final = "log2"  # exp2(ceil(log2(scale))) in float32: log2 may round to an integer, then smaller
-POWERS: Final = (NO_POWER, EXACT_POWER, LOG2_POWER)
+POWERS: Final = (NO_POWER, EXACT_POWER, CLAMPED_POWER, MASKED_POWER, LOG2_POWER)
 
 # `layout` of the scales of T tokens and G groups.
 ROW: Final = "row"  # [..., G] contiguous
@@ -35,6 +37,7 @@ TMA_ROWS: Final = 4  # TMA wants 16 bytes: 4 float32 or 4 packed int32.
 
 _EXPONENT: Final = 0x7F800000
 _MANTISSA: Final = 0x007FFFFF
+_MAGNITUDE: Final = 0x7FFFFFFF
 
 
 def quant_dynamic(
@@ -78,7 +81,7 @@ def quant_dynamic(
         scales = scales.to(scale_dtype).to(torch.float32)
     if scale_min is not None:
         scales = torch.clamp_min(scales, scale_min)
-    scales = _to_power_of_two(scales, power_of_two)
+    scales = to_power_of_two(scales, power_of_two)
     if group > 0:
         groups = x.reshape(*scales.shape, group)
         codes = encode(groups, scales.unsqueeze(-1), scaling, scaled_dtype, clamp_min, clamp_max, dtype)
@@ -121,13 +124,20 @@ def _scales(
     return amax * divisor if scale_rule == MULTIPLY else amax / divisor
 
 
-def _to_power_of_two(scales: Tensor, power_of_two: str) -> Tensor:
+def to_power_of_two(scales: Tensor, power_of_two: str) -> Tensor:
+    """Return float32 scales as powers of two by one of `POWERS`."""
     if power_of_two == LOG2_POWER:
         return torch.exp2(torch.ceil(torch.log2(scales)))
     if power_of_two == EXACT_POWER:
         bits = scales.view(torch.int32)
         up = (bits + _MANTISSA) & _EXPONENT
         return torch.where(bits < _EXPONENT, up, bits).view(torch.float32)  # Infinity and NaN stay.
+    if power_of_two == MASKED_POWER:
+        return ((scales.view(torch.int32) + _MANTISSA) & _EXPONENT).view(torch.float32)
+    if power_of_two == CLAMPED_POWER:
+        bits = scales.view(torch.int32) & _MAGNITUDE
+        exponents = (bits >> 23) + ((bits & _MANTISSA) != 0).to(torch.int32)
+        return (torch.clamp(exponents, 1, 254) << 23).view(torch.float32)
     return scales
 
 

@@ -24,9 +24,10 @@ def rms_norm_kernel(
     BOUNDED: tl.constexpr, AMAX_MIN: tl.constexpr, AMAX_MAX: tl.constexpr, SCALE_RULE: tl.constexpr,
     DIVISOR: tl.constexpr, FLOOR_SCALE: tl.constexpr, AMAX_DTYPE: tl.constexpr, SCALE_DTYPE: tl.constexpr,
     SCALE_MIN: tl.constexpr, POWER: tl.constexpr, AMAX_SCALING: tl.constexpr,
-    GLOBAL_SCALING: tl.constexpr, SCALING: tl.constexpr, SCALED_DTYPE: tl.constexpr,
-    CLAMP_MIN: tl.constexpr, CLAMP_MAX: tl.constexpr, CODES: tl.constexpr, CODEC: tl.constexpr,
-    OVERFLOW: tl.constexpr,
+    GLOBAL_SCALING: tl.constexpr, TOTAL_SCALING: tl.constexpr, ZERO_GUARD: tl.constexpr,
+    NAN_CODE: tl.constexpr, NAN_SIGN: tl.constexpr, ZERO_SIGN: tl.constexpr, SCALING: tl.constexpr,
+    SCALED_DTYPE: tl.constexpr, CLAMP_MIN: tl.constexpr, CLAMP_MAX: tl.constexpr, CODES: tl.constexpr,
+    CODEC: tl.constexpr, OVERFLOW: tl.constexpr,
 ):  # fmt: skip
     """x, residual [T, H] with rows apart by their strides; y, total, codes [T, H]; factor one float32."""
     row = tl.program_id(0).to(tl.int64)
@@ -51,6 +52,6 @@ def rms_norm_kernel(
     store_row_block(
         v, columns, 0, mask, row, factor, codes, scales, num_tokens, scales_stride, KIND, H, BLOCK, GROUP,
         LAYOUT, BOUNDED, AMAX_MIN, AMAX_MAX, SCALE_RULE, DIVISOR, FLOOR_SCALE, AMAX_DTYPE, SCALE_DTYPE,
-        SCALE_MIN, POWER, AMAX_SCALING, GLOBAL_SCALING, SCALING, SCALED_DTYPE, CLAMP_MIN, CLAMP_MAX, CODES,
-        CODEC, OVERFLOW,
+        SCALE_MIN, POWER, AMAX_SCALING, GLOBAL_SCALING, TOTAL_SCALING, ZERO_GUARD, NAN_CODE, NAN_SIGN,
+        ZERO_SIGN, SCALING, SCALED_DTYPE, CLAMP_MIN, CLAMP_MAX, CODES, CODEC, OVERFLOW,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from fuse_cache.kernels.fused_add_rms_norm.op import FUSED_ADD_RMS_NORM
 from fuse_cache.kernels.fused_quant.op import FUSED
 from fuse_cache.kernels.quant_dynamic.op import QUANT_DYNAMIC
 from fuse_cache.kernels.quant_dynamic.reference import (
+    CLAMPED_POWER,
     COLUMN,
     COLUMN_TMA,
     EXACT_POWER,
@@ -29,6 +30,7 @@ from fuse_cache.kernels.quant_dynamic.reference import (
 )
 from fuse_cache.kernels.quant_fp8_static.op import QUANT_FP8_STATIC
 from fuse_cache.kernels.quant_nvfp4.op import QUANT_NVFP4
+from fuse_cache.kernels.quant_nvfp4.reference import BITS, GUARD_RECIPROCALS, GUARD_SCALE, NO_GUARD
 from fuse_cache.kernels.rms_norm.op import RMS_NORM
 from fuse_cache.kernels.scaling import DIVIDE, MULTIPLY, RECIPROCAL
 
@@ -46,6 +48,7 @@ class Case:
     tensors: Callable[[int, int, torch.dtype], tuple[Tensor | None, ...]]
     attributes: Callable[[torch.dtype], tuple[Any, ...]]
     group: int = 0  # Rows must be multiples of it.
+    tells_nan_sign: bool = False  # The sign of a NaN, which IEEE 754 leaves open, is seen in its codes.
 
     def arguments(self, tokens: int, hidden: int, dtype: torch.dtype = BF16) -> tuple[Any, ...]:
         """Return all arguments for tensors of this many rows and columns."""
@@ -116,8 +119,11 @@ def _one(tokens: int, hidden: int, dtype: torch.dtype) -> tuple[Tensor | None, .
     return rows(tokens, hidden, dtype), torch.tensor(0.0371)
 
 
-def _global(tokens: int, hidden: int, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
-    return rows(tokens, hidden, dtype), torch.tensor(97.3)
+def _global(value: float | None) -> Callable[..., Any]:
+    def tensors(tokens: int, hidden: int, dtype: torch.dtype) -> tuple[Tensor | None, ...]:
+        return rows(tokens, hidden, dtype), None if value is None else torch.tensor(value)
+
+    return tensors
 
 
 def _bound(value: float | None) -> Callable[..., Any]:
@@ -133,9 +139,15 @@ def _group(name: str, size: int, layout: str, power: str = NO_POWER, scaling: st
     return Case(name, QUANT_DYNAMIC, _bound(None), lambda t: (*attributes, *codes), size)
 
 
-def _nvfp4(name: str, *attributes: Any) -> Case:
-    return Case(name, QUANT_NVFP4, _global, lambda t: attributes, 16)
+def _nvfp4(name: str, *attributes: Any, factor: float | None = 97.3) -> Case:
+    nan_sign = bool(attributes[-3])
+    return Case(name, QUANT_NVFP4, _global(factor), lambda t: attributes, 16, nan_sign)
 
+
+# total_scaling, scaling, zero_guard, nan_code, nan_sign, zero_sign
+_CODED_AS_CUDA = (RECIPROCAL, RECIPROCAL, GUARD_SCALE, 0, False, True)
+_CODED_GUARDED = (RECIPROCAL, RECIPROCAL, GUARD_RECIPROCALS, 7, True, False)
+_CODED_BY_BITS = (MULTIPLY, DIVIDE, NO_GUARD, BITS, True, True)
 
 QUANTISER_CASES = (
     Case("static", QUANT_FP8_STATIC, _one, lambda t: (RECIPROCAL, FP32, -448.0, 448.0, FN)),
@@ -204,9 +216,11 @@ QUANTISER_CASES = (
     _group("group64_ue8m0_tma", 64, COLUMN_TMA, LOG2_POWER),
     _group("group128_packed", 128, PACKED, EXACT_POWER),
     _group("group64_packed", 64, PACKED, EXACT_POWER),
-    _nvfp4("nvfp4_swizzled", RECIPROCAL, None, MULTIPLY, None, RECIPROCAL, True),
-    _nvfp4("nvfp4_linear", RECIPROCAL, None, MULTIPLY, None, RECIPROCAL, False),
-    _nvfp4("nvfp4_divide_swizzled", DIVIDE, BF16, DIVIDE, 2.0**-9, DIVIDE, True),
+    _nvfp4("nvfp4_swizzled", RECIPROCAL, None, MULTIPLY, None, *_CODED_AS_CUDA, True),
+    _nvfp4("nvfp4_linear", RECIPROCAL, None, MULTIPLY, -448.0, *_CODED_GUARDED, False),
+    _nvfp4("nvfp4_divide_swizzled", DIVIDE, BF16, DIVIDE, 2.0**-6, *_CODED_BY_BITS, True, factor=0.0173),
+    _nvfp4("nvfp4_no_global", DIVIDE, None, "none", 2.0**-9, "none", *_CODED_BY_BITS[1:], False, factor=None),
+    _group("group128_clamped_power", 128, ROW, CLAMPED_POWER),
 )
 
 

@@ -131,6 +131,60 @@ def group_power_exp2(x: Tensor) -> tuple[Tensor, Tensor]:
     return codes.view_as(x), scale
 
 
+def group_power_bits(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales that are powers of two, by their exponents: one more where the mantissa is not zero."""
+    groups = x.view(x.shape[0], -1, 128).float()
+    scale = groups.abs().amax(dim=-1).clamp(min=1e-4) / MAX
+    bits = scale.abs().view(torch.int32)
+    exponent = ((bits >> 23) & 255) + ((bits & 0x7FFFFF) != 0).to(torch.int32)
+    scale = (exponent.clamp(1, 254) << 23).view(torch.float32)
+    return (groups * (1.0 / scale.unsqueeze(-1))).to(FP8).view(x.shape), scale
+
+
+def group_power_masked(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same by an addition that carries into the exponent."""
+    groups = x.float().view(x.shape[0], -1, 64)
+    scale = groups.abs().amax(-1, keepdim=True) / MAX
+    scale = ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
+    return (groups / scale).clamp(-MAX, MAX).to(FP8).view(x.shape), scale.squeeze(-1)
+
+
+def group_power_finite(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same where there is a number."""
+    groups = x.float().view(x.shape[0], -1, 64)
+    scale = groups.abs().amax(-1, keepdim=True) / MAX
+    bits = scale.view(torch.int32)
+    up = (bits + 0x7FFFFF) & 0x7F800000
+    scale = torch.where(bits < 0x7F800000, up, bits).view(torch.float32)
+    return (groups / scale).clamp(-MAX, MAX).to(FP8).view(x.shape), scale.squeeze(-1)
+
+
+def group_tma_assigned(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales column by column, assigned to a tensor that is aligned."""
+    groups = x.float().view(x.shape[0], -1, 64)
+    scale = groups.abs().amax(-1).clamp(min=1e-4) / MAX
+    codes = (groups * (1.0 / scale).unsqueeze(-1)).to(FP8).view(x.shape)
+    rows, columns = scale.shape
+    aligned = torch.zeros(columns, (rows + 3) // 4 * 4, device=x.device).t()
+    aligned[:rows] = scale
+    return codes, aligned[:rows]
+
+
+def group_packed(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Four exponents in an int32, column by column, aligned."""
+    groups = x.float().view(x.shape[0], -1, 64)
+    scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-4) / MAX
+    scale = torch.pow(2.0, torch.ceil(torch.log2(scale)))
+    codes = (groups * (1.0 / scale)).to(FP8).view(x.shape)
+    exponents = (scale.squeeze(-1).view(torch.int32) >> 23).to(torch.uint8)
+    rows, columns = exponents.shape
+    high, wide = (rows + 3) // 4 * 4, (columns + 3) // 4 * 4
+    padded = torch.zeros(high, wide, dtype=torch.uint8, device=x.device)
+    padded[:rows, :columns] = exponents
+    words = padded.view(torch.int32)
+    return codes, words.t().contiguous().t()[:rows]
+
+
 def int8_divided(x: Tensor) -> tuple[Tensor, Tensor]:
     """INT8: divided, rounded, clamped."""
     scale = x.abs().amax(-1, keepdim=True).float() / 127.0
@@ -170,6 +224,11 @@ DYNAMIC: dict[str, Dynamic] = {
         group_tma,
         group_power,
         group_power_exp2,
+        group_power_bits,
+        group_power_masked,
+        group_power_finite,
+        group_tma_assigned,
+        group_packed,
         int8_divided,
         int8_multiplied,
         int8_floored,

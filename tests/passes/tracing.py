@@ -39,7 +39,9 @@ def trace(function: Callable[..., Any], *args: Tensor, dynamic_rows: bool = Fals
 
     with torch.no_grad(), enable_python_dispatcher():
         functional = dispatch_functionalize(flat, FunctionalTensorMode())
-        gm = make_fx(functional, select_decomp_table())(*(fake(value) for value in args))
+        fakes = [fake(value) for value in args]
+        with mode:  # For tensors of symbolic size that are made from nothing.
+            gm = make_fx(functional, select_decomp_table())(*fakes)
     gm.graph.eliminate_dead_code()
     gm.meta["shape_env"] = shape_env
     return gm

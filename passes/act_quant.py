@@ -18,7 +18,7 @@ _NAME = "act_quant"
 
 
 def _run(graph: fx.Graph, setting: Setting) -> Outcome:
-    return QuantFusion(graph, _NAME, (ACT_AND_MUL,), "activation").run(with_orphans=False)
+    return QuantFusion(graph, _NAME, (ACT_AND_MUL,), "activation", setting).run(with_orphans=False)
 
 
 def _search(gate: Tensor, up: Tensor, scale: Tensor) -> Tensor:

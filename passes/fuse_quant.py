@@ -13,13 +13,13 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fuse_cache.kernels.fused_quant.op import FUSED, PRODUCERS, QUANTISERS
+from fuse_cache.kernels.obstacles import obstacle as kernel_obstacle
 from fuse_cache.kernels.quant_dynamic.op import QUANT_DYNAMIC
 from fuse_cache.kernels.quant_dynamic.reference import PER_TENSOR
-from fuse_cache.passes.base import NearMiss, Outcome, Reason
-from fuse_cache.passes.reading import aten, cast_source, is_call, reshape_source, size_bytes
-from fuse_cache.passes.rewrite import erase_dead, insert_call, make_room, take_over
-
-_ATTENTION = "scaled_dot_product"
+from fuse_cache.passes.base import NearMiss, Outcome, Reason, Setting
+from fuse_cache.passes.between import Between, look_behind, orphan_reason, unread_quantisation
+from fuse_cache.passes.reading import is_call, size_bytes
+from fuse_cache.passes.rewrite import NoRoom, erase_dead, insert_call, make_room, take_over
 
 
 class QuantFusion:
@@ -28,10 +28,13 @@ class QuantFusion:
     Every candidate is fused or gets exactly one near miss.
     """
 
-    def __init__(self, graph: fx.Graph, name: str, producers: Collection[OpOverload], kind: str) -> None:
+    def __init__(
+        self, graph: fx.Graph, name: str, producers: Collection[OpOverload], kind: str, setting: Setting
+    ) -> None:
         self.outcome = Outcome()
         self._graph = graph
         self._name = name
+        self._setting = setting
         self._producers = producers
         self._kind = kind  # In words.
         self._kept: dict[fx.Node, str] = {}  # What fused operators still return, and for which quantisation.
@@ -44,39 +47,33 @@ class QuantFusion:
                 self._quantisation(node, with_orphans=with_orphans)
         for node in self._graph.nodes:
             if is_call(node, self._producers):
-                self._miss(node, *self._blamed.get(node, (Reason.NO_PARTNER, "no quantisation reads it")))
+                self._miss(node, *(self._blamed.get(node) or unread_quantisation(node)))
         return self.outcome
 
     def _quantisation(self, quant: fx.Node, *, with_orphans: bool) -> None:
         source = quant.args[0]
         assert isinstance(source, fx.Node)
-        if (other := self._kept.get(source)) is not None:
+        between = look_behind(source)
+        if (other := self._kept.get(between.origin)) is not None:
             self._miss(quant, Reason.EXTRA_USER, f"the {self._kind} is fused with another one, {other}")
             return
-        producer = self._producer_behind(source)
-        if producer is None:
+        producer = between.origin
+        if not is_call(producer, self._producers):
             # Another pass's, if a producer of another kind stands behind it.
-            if with_orphans and not is_call(_origin(source), PRODUCERS):
-                self._miss(quant, *_orphan(source))
+            if with_orphans and not is_call(producer, PRODUCERS):
+                self._miss(quant, *orphan_reason(producer, source))
             return
-        obstacle = self._obstacle(quant, source, producer) or self._fuse(quant, source, producer)
+        obstacle = self._obstacle(quant, between) or self._fuse(quant, source, producer)
         if obstacle is not None:
             self._miss(quant, *obstacle)
             self._blamed.setdefault(
                 producer, (obstacle[0], f"{quant.name} is not fused with it for that reason")
             )
 
-    def _producer_behind(self, source: fx.Node) -> fx.Node | None:
-        origin = _origin(source)
-        return origin if is_call(origin, self._producers) else None
-
-    def _obstacle(self, quant: fx.Node, source: fx.Node, producer: fx.Node) -> tuple[Reason, str] | None:
+    def _obstacle(self, quant: fx.Node, between: Between) -> tuple[Reason, str] | None:
         """Say why this quantisation cannot be fused with the producer behind it."""
-        if source is not producer and not _is_first_result(source, producer):
-            inner = cast_source(source)
-            if inner is not None:
-                return Reason.CAST_BETWEEN, f"{source.name} casts the {self._kind} {inner.name} first"
-            return Reason.EXTRA_VIEW, f"{source.name} reshapes the {self._kind} {producer.name} first"
+        if between.obstacle is not None:
+            return between.obstacle
         if is_call(quant, QUANT_DYNAMIC) and quant.args[2] == PER_TENSOR:
             detail = "one scale for the whole tensor is known only when every row has been computed"
             return Reason.GUARD, detail
@@ -90,9 +87,13 @@ class QuantFusion:
         arguments = fused.arguments(producer.args, quant.args)
         results = _results_of(quant) + ([source] if others else []) + _results_of(producer)[1:]
         olds = [node for node in results if node is not None]
+        if (missing := self._missing_kernel(target, arguments)) is not None:
+            return Reason.OP_MISSING, missing
         operands = [argument for argument in arguments if isinstance(argument, fx.Node)]
         anchor = make_room(self._graph, [producer, quant, *olds], operands)
-        if anchor is None:
+        if anchor is NoRoom.WRITE:
+            return Reason.GUARD, f"a write stands between the {self._kind} and the quantisation"
+        if isinstance(anchor, NoRoom):
             return Reason.EXTRA_USER, f"what the quantisation needs is computed from the {self._kind}"
         values = (*_values(quant), *([source.meta["val"]] if others else []), *_values(producer)[1:])
         self.outcome.bytes_saved += size_bytes(source) * (1 if others else 2)
@@ -108,24 +109,16 @@ class QuantFusion:
         erase_dead(self._graph, *olds, quant, source, producer, *news)
         return None
 
+    def _missing_kernel(self, target: OpOverload, arguments: tuple[object, ...]) -> str | None:
+        """Say why the target has no kernel for this. On a CPU the reference counts as one."""
+        if self._setting.family == "cpu":
+            return None
+        values = tuple(one.meta["val"] if isinstance(one, fx.Node) else one for one in arguments)
+        return kernel_obstacle(target, values, self._setting.target)
+
     def _miss(self, node: fx.Node, reason: Reason, detail: str) -> None:
         self.outcome.candidates += 1
         self.outcome.near_misses.append(NearMiss(self._name, reason, node.name, detail))
-
-
-def _origin(node: fx.Node) -> fx.Node:
-    """Look through reshapes, casts and the choice of a result."""
-    while True:
-        inner = reshape_source(node) or cast_source(node)
-        if inner is None and node.target is operator.getitem and node.args[1] == 0:
-            inner = node.all_input_nodes[0]
-        if inner is None:
-            return node
-        node = inner
-
-
-def _is_first_result(node: fx.Node, producer: fx.Node) -> bool:
-    return node.target is operator.getitem and node.args == (producer, 0)
 
 
 def _results_of(node: fx.Node) -> list[fx.Node | None]:
@@ -140,12 +133,3 @@ def _results_of(node: fx.Node) -> list[fx.Node | None]:
 def _values(node: fx.Node) -> tuple[object, ...]:
     value = node.meta["val"]
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def _orphan(source: fx.Node) -> tuple[Reason, str]:
-    origin = _origin(source)
-    if is_call(origin, aten.permute.default):
-        origin = _origin(origin.all_input_nodes[0])
-    if _ATTENTION in str(origin.target):
-        return Reason.OP_MISSING, "no attention kernel with an output scale on this target"
-    return Reason.NO_PARTNER, f"it reads {source.name}, which is neither a norm nor a gated activation"

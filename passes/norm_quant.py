@@ -18,7 +18,7 @@ _NAME = "norm_quant"
 
 def _run(graph: fx.Graph, setting: Setting) -> Outcome:
     # Additions first: their operators contain the plain ones.
-    return QuantFusion(graph, _NAME, (FUSED_ADD_RMS_NORM, RMS_NORM), "norm").run(with_orphans=True)
+    return QuantFusion(graph, _NAME, (FUSED_ADD_RMS_NORM, RMS_NORM), "norm", setting).run(with_orphans=True)
 
 
 def _search(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:

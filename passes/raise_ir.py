@@ -27,7 +27,7 @@ from fuse_cache.passes.base import NearMiss, Outcome, Pass, Reason, Setting
 from fuse_cache.passes.merge import merge_equal
 from fuse_cache.passes.raised import Found, Miss
 from fuse_cache.passes.reading import layout_key
-from fuse_cache.passes.rewrite import can_be_viewed, erase_dead, insert_call, make_room, take_over
+from fuse_cache.passes.rewrite import NoRoom, can_be_viewed, erase_dead, insert_call, make_room, take_over
 from fuse_cache.passes.verify import same_layout
 
 _NAME = "raise_ir"
@@ -103,8 +103,8 @@ def _replace(graph: fx.Graph, found: Found, known: dict[object, object]) -> Miss
             return Miss(Reason.GUARD, detail)
     operands = [argument for argument in found.arguments if isinstance(argument, fx.Node)]
     anchor = make_room(graph, [old for old, _ in olds], operands)
-    if anchor is None:
-        return Miss(Reason.GUARD, "there is no one place behind all it reads and before all that read it")
+    if isinstance(anchor, NoRoom):
+        return Miss(Reason.GUARD, f"it cannot stand in one place: {anchor.value}")
     results = insert_call(anchor, found.operator, found.arguments, value, olds[0][0])
     for replaced, result in zip(found.results, results, strict=True):
         if replaced is not None and not replaced._erased:

@@ -9,6 +9,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fuse_cache.kernels.rms_norm.op import RMS_NORM
 from fuse_cache.passes.base import Reason
 from fuse_cache.passes.raised import Found, Miss
+from fuse_cache.passes.read_variance import path_to_squares, read_variance
 from fuse_cache.passes.reading import (
     FLOATS,
     aten,
@@ -26,59 +27,38 @@ from fuse_cache.passes.reading import (
 ANCHORS = (aten.rsqrt.default, aten.sqrt.default, aten.pow.Tensor_Scalar)
 
 
-def recognise(rsqrt: fx.Node) -> Found | Miss | None:
-    """Read the norm around this rsqrt. None: no mean of squares, so no norm at all."""
-    shifted = rsqrt.args[0]
-    if is_call(rsqrt, aten.pow.Tensor_Scalar) and number(rsqrt.args[1]) != -0.5:
+def recognise(root: fx.Node) -> Found | Miss | None:
+    """Read the norm around this reciprocal root. None: of no squares that were reduced, so no norm at all."""
+    if is_call(root, aten.pow.Tensor_Scalar) and number(root.args[1]) != -0.5:
         return None
-    if not is_call(shifted, (aten.add.Tensor, aten.add.Scalar)):
+    path = None if not isinstance(root.args[0], fx.Node) else path_to_squares(root.args[0])
+    if path is None:
         return None
-    mean, eps = shifted.args[0], number(shifted.args[1])
-    if is_call(mean, aten.div.Tensor) and is_call(mean.args[0], aten.sum.dim_IntList):
-        sums = mean.args[0].args[0]
-        return None if _squared(sums) is None else Miss(Reason.OTHER_SPELLING, "the mean is a sum, divided")
-    if not is_call(mean, aten.mean.dim):
-        return None
-    squares = mean.args[0]
-    wide = _squared(squares)
-    if wide is None:
-        return None
-    if is_call(rsqrt, aten.sqrt.default):
+    read = read_variance(path)
+    if read is None or isinstance(read, Miss):
+        return read
+    wide, eps = path.base, read
+    if is_call(root, aten.sqrt.default):
         return Miss(Reason.OTHER_SPELLING, "a root that is divided by rounds twice: rsqrt rounds once")
-    if eps is None or shifted.kwargs:  # Such as alpha, by which eps is multiplied.
-        return Miss(Reason.OTHER_SPELLING, "eps is not a constant")
-    value = tensor(wide)
     # The mean may name a dtype of its own.
-    computed = next((kind for kind in (dtype(wide), dtype(rsqrt)) if kind != torch.float32), None)
-    if value is None or computed is not None:
+    computed = next((kind for kind in (dtype(wide), dtype(root)) if kind != torch.float32), None)
+    if computed is not None:
         return Miss(Reason.DTYPE, f"the variance is computed in {computed}, not in float32")
-    dims = mean.args[1]
-    keepdim = len(mean.args) > 2 and mean.args[2] is True
-    if dims not in ([-1], [value.dim() - 1]) or not keepdim:
-        return Miss(
-            Reason.OTHER_SPELLING, f"the mean is over {dims}, keepdim {keepdim}: not the last dimension"
-        )
-    if len(shifted.users) > 1 or len(mean.users) > 1:
+    if any(len(step.users) > 1 for step in path.steps):
         return Miss(Reason.EXTRA_USER, "something else reads the variance")
-    product = only_user(rsqrt)
+    product = only_user(root)
     if product is None:
         return Miss(Reason.EXTRA_USER, "something else reads the reciprocal of the root")
     x = widened_from(wide)
+    if cast_source(product) is not None:
+        return Miss(Reason.CAST_BETWEEN, f"{product.name} rounds the reciprocal of the root")
     if not is_call(product, aten.mul.Tensor):
         return Miss(Reason.OTHER_SPELLING, f"the reciprocal of the root goes into {product.target}")
-    factor = split_operands(product, rsqrt)
+    factor = split_operands(product, root)
     # Multiplied as it is, a narrow x is widened by the multiplication.
     if not isinstance(factor, fx.Node) or widened_from(factor) is not x or dtype(product) != torch.float32:
         return Miss(Reason.OTHER_SPELLING, "what is scaled is not what was squared")
     return _read_tail(product, x, eps)
-
-
-def _squared(node: object) -> fx.Node | None:
-    """Return h of h.pow(2) or h * h."""
-    by_power = is_call(node, aten.pow.Tensor_Scalar) and number(node.args[1]) == 2.0
-    by_product = is_call(node, aten.mul.Tensor) and node.args[0] is node.args[1]
-    base = node.args[0] if isinstance(node, fx.Node) and (by_power or by_product) else None
-    return base if isinstance(base, fx.Node) else None
 
 
 def _read_tail(norm: fx.Node, x: fx.Node, eps: float) -> Found | Miss:

@@ -67,7 +67,7 @@ def _silu(exp: fx.Node) -> Activation | None:
     if not isinstance(gate, fx.Node) or quotient.args[0] is not gate:
         return None
     if dtype(gate) != torch.float32:
-        return Activation(SILU, gate, quotient, obstacle=_rounds_inside(dtype(gate)))
+        return _with_tail(SILU, gate, quotient, obstacle=_rounds_inside(dtype(gate)))
     return _with_tail(SILU, gate, quotient)
 
 
@@ -82,16 +82,28 @@ def _swish(sigmoid: fx.Node) -> Activation | None:
     if not is_call(user, aten.mul.Tensor) or not isinstance(gate, fx.Node):
         return None
     other = split_operands(user, factor)
-    if not isinstance(other, fx.Node) or widened_from(other) is not widened_from(gate):
+    if not isinstance(other, fx.Node):
         return None
+    if widened_from(other) is not widened_from(gate):
+        return _scaled_swish(gate, widened_from(other), user)
     if dtype(sigmoid) in LOW_PRECISION:
         sigmoid_dtype = dtype(sigmoid)
     base = widened_from(gate)
     if dtype(user) in LOW_PRECISION:
         return Activation(SWISH, base, user, sigmoid_dtype, dtype(user))
     if dtype(user) != torch.float32:
-        return Activation(SWISH, base, user, obstacle=_rounds_inside(dtype(user)))
+        return _with_tail(SWISH, base, user, obstacle=_rounds_inside(dtype(user)))
     return _with_tail(SWISH, base, user, sigmoid_dtype)
+
+
+def _scaled_swish(argument: fx.Node, gate: fx.Node, product: fx.Node) -> Activation | None:
+    """g * sigmoid(1.702 * g) is a GELU of its own."""
+    is_scaled = is_call(argument, aten.mul.Tensor) and number(argument.args[1]) is not None
+    source = argument.args[0] if is_scaled else None
+    if not isinstance(source, fx.Node) or widened_from(source) is not gate:
+        return None
+    obstacle = Miss(Reason.OTHER_SPELLING, f"the argument of the sigmoid is scaled by {argument.args[1]}")
+    return _with_tail(SWISH, gate, product, obstacle=obstacle)
 
 
 def _gelu(anchor: fx.Node) -> Activation | None:
@@ -115,9 +127,9 @@ def _gelu(anchor: fx.Node) -> Activation | None:
     )
     if not is_exact:
         detail = "its argument is not computed as PyTorch's own GELU computes it"
-        return Activation(name, gate, product, obstacle=Miss(Reason.OTHER_SPELLING, detail))
+        return _with_tail(name, gate, product, obstacle=Miss(Reason.OTHER_SPELLING, detail))
     if dtype(gate) != torch.float32:
-        return Activation(name, gate, product, obstacle=_rounds_inside(dtype(gate)))
+        return _with_tail(name, gate, product, obstacle=_rounds_inside(dtype(gate)))
     return _with_tail(name, gate, product)
 
 
@@ -146,14 +158,18 @@ def _is_scalar(node: fx.Node, target: object, value: float, base: fx.Node | None
 
 
 def _with_tail(
-    name: str, gate: fx.Node, last: fx.Node, sigmoid_dtype: torch.dtype | None = None
+    name: str,
+    gate: fx.Node,
+    last: fx.Node,
+    sigmoid_dtype: torch.dtype | None = None,
+    obstacle: Miss | None = None,
 ) -> Activation:
     """Take in the cast that rounds the activation."""
     act_dtype = None
     user = only_user(last)
     if user is not None and cast_source(user) is last and dtype(user) in FLOATS:
         last, act_dtype = user, dtype(user)
-    return Activation(name, widened_from(gate), last, sigmoid_dtype, act_dtype)
+    return Activation(name, widened_from(gate), last, sigmoid_dtype, act_dtype, obstacle)
 
 
 def _rounds_inside(kind: torch.dtype | None) -> Miss:

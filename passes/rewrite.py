@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -13,6 +14,14 @@ from torch.fx.node import Argument
 from fuse_cache.passes.cleanup import has_effect
 from fuse_cache.passes.reading import aten, prims, reshape_source
 from fuse_cache.passes.verify import same_layout
+
+
+class NoRoom(enum.Enum):
+    """Why one node cannot take the place of several. The value says so in words."""
+
+    CIRCULAR = "an operand is computed from a result"
+    WRITE = "something is written in between"
+
 
 # Of a replaced node's meta: what tells where it came from. The rest speaks of the old operator.
 _KEPT_META = ("stack_trace", "nn_module_stack", "source_fn_stack")
@@ -114,17 +123,17 @@ def erase_dead(graph: fx.Graph, *nodes: fx.Node) -> None:
             waiting.extend(inputs)
 
 
-def make_room(graph: fx.Graph, results: Sequence[fx.Node], operands: Iterable[fx.Node]) -> fx.Node | None:
+def make_room(graph: fx.Graph, results: Sequence[fx.Node], operands: Iterable[fx.Node]) -> fx.Node | NoRoom:
     """Find where one node may compute all of `results` from `operands`; return the node to insert it before.
 
     It must stand behind every operand and before every reader of a result: where the first result stands,
     if the operands allow. An operand that is merely late is moved up with all that it is computed from. If
     an operand is computed from a result by other nodes, or a write stands between, there is no such place:
-    None, and the graph is as it was.
+    the graph is as it was, and the answer says why.
     """
     first, last = min(results), max(results)
     if any(has_effect(node) for node in _between(first, last)):
-        return None
+        return NoRoom.WRITE
     inside = set(results)
     operands = list(operands)
     if all(operand < first for operand in operands):
@@ -136,15 +145,15 @@ def make_room(graph: fx.Graph, results: Sequence[fx.Node], operands: Iterable[fx
         node = waiting.pop()
         if node in late:
             continue
+        if node in inside or any(source in inside for source in node.all_input_nodes):
+            return NoRoom.CIRCULAR
         # Moving a node over a write could change what it reads.
-        if node in inside or node.op != "call_function" or has_effect(node):
-            return None
-        if any(source in inside for source in node.all_input_nodes):
-            return None
+        if node.op not in ("call_function", "get_attr") or has_effect(node):
+            return NoRoom.WRITE
         late.add(node)
         waiting.extend(source for source in node.all_input_nodes if not source < anchor)
     if late and any(has_effect(node) for node in _between(anchor, max(late))):
-        return None
+        return NoRoom.WRITE
     for node in sorted(late):
         anchor.prepend(node)
     return anchor

@@ -86,6 +86,12 @@ def default_eps(x: Tensor, weight: Tensor) -> Tensor:
     return F.rms_norm(x, [x.shape[-1]], weight)
 
 
+def without_eps(x: Tensor, weight: Tensor) -> Tensor:
+    """Nothing is added to the mean."""
+    h = x.float()
+    return weight * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True))).to(x.dtype)
+
+
 def unscaled(x: Tensor, weight: Tensor) -> Tensor:
     """PyTorch's own without a weight."""
     return F.rms_norm(x, (x.shape[-1],), None, 1e-6)
@@ -105,6 +111,7 @@ NORMS: dict[str, Norm] = {
         wide_weight,
         biased,
         default_eps,
+        without_eps,
         unscaled,
     )
 }

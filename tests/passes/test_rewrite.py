@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from fuse_cache.passes.base import Outcome, Pass, Setting
-from fuse_cache.passes.rewrite import erase_dead, make_room
+from fuse_cache.passes.rewrite import NoRoom, erase_dead, make_room
 from tests.passes.graphs import aot_graph, call, run_pass, targets
 
 aten = torch.ops.aten
@@ -27,7 +27,7 @@ def fuse_relu_add(graph: fx.Graph, setting: Setting) -> Outcome:
             other = add.args[0] if add.args[1] is relu else add.args[1]
             outcome.candidates += 1
             anchor = make_room(graph, (relu, add), (relu.args[0], other))
-            if anchor is None:
+            if isinstance(anchor, NoRoom):
                 continue
             with graph.inserting_before(anchor):
                 both = graph.call_function(RELU_ADD, (relu.args[0], other))

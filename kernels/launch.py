@@ -1,18 +1,20 @@
 """Runs an operator by its Triton kernel: on CUDA tensors, under the interpreter, and traced into graphs.
 
-The functions here are traceable: under functionalisation a launch is a node that Inductor inlines, so that an
-artifact carries the kernel and its host needs none of our operators.
+The functions here are traceable: a launch is a node that Inductor inlines, so that an artifact carries the
+kernel and its host needs none of our operators.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Final
 
 import torch
 import triton
 from torch import Tensor
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
 from torch._ops import OpOverload
 from torch.library import wrap_triton
 
@@ -35,16 +37,57 @@ MAX_TILE: Final = 2048  # Columns of a program that needs no whole row: 16 value
 MAX_ROW_BLOCK: Final = 8192  # Columns of a program that goes over a whole row.
 
 
-def _launch(kernel: Any, grid: tuple[Any, ...], arguments: tuple[Any, ...], **options: Any) -> None:
-    if isinstance(grid[0], int) and grid[0] == 0:
-        return  # No tokens: no launch is legal, and there is nothing to write.
-    traceable = wrap_triton(kernel) if isinstance(kernel, triton.JITFunction) else kernel
-    traceable[grid](*arguments, **options)
+# Whether launches become nodes of the graph that is being traced.
+_INTO_GRAPH: Final[ContextVar[bool]] = ContextVar("into_graph", default=False)
+
+
+def _launch(
+    kernel: Any, grid: tuple[Any, ...], arguments: tuple[Any, ...], written: tuple[str, ...], **options: Any
+) -> dict[str, Tensor]:
+    """Launch a kernel; return what it has written, by the names of its parameters in `written`."""
+    named = dict(zip(kernel.arg_names, arguments, strict=False))
+    if _INTO_GRAPH.get():
+        return _node(kernel, grid, named, written, options)
+    # No tokens: no launch is legal, and there is nothing to write.
+    if not isinstance(grid[0], int) or grid[0] != 0:
+        traceable = wrap_triton(kernel) if isinstance(kernel, triton.JITFunction) else kernel
+        traceable[grid](*arguments, **options)
+    return {name: named[name] for name in written}
+
+
+def _node(
+    kernel: Any,
+    grid: tuple[Any, ...],
+    named: dict[str, Any],
+    written: tuple[str, ...],
+    options: dict[str, Any],
+) -> dict[str, Tensor]:
+    """Put the launch into the graph, as a function that returns what it writes.
+
+    What is written is said here: `wrap_triton` finds it out by compiling each launch for the GPU that is
+    here, and takes everything for written where there is none.
+    """
+    num_warps = options.pop("num_warps")
+    returned = triton_kernel_wrapper_functional(
+        kernel_idx=kernel_side_table.add_kernel(_with_warps(kernel, num_warps)),
+        constant_args_idx=kernel_side_table.add_constant_args({}),
+        grid=[(*grid, 1, 1)[:3]],
+        tma_descriptor_metadata={},
+        kwargs={**named, **options},
+        tensors_to_clone=list(written),
+    )
+    return dict(returned)
+
+
+@functools.cache
+def _with_warps(kernel: Any, num_warps: int) -> Any:
+    """Return the kernel with its only configuration: one object, so that equal launches are one kernel."""
+    return triton.autotune(configs=[triton.Config({}, num_warps=num_warps)], key=[])(kernel)
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return [..., H] as [T, H], without a copy for what `obstacles` lets pass."""
-    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1]) if x.numel() else x.reshape(0, x.shape[-1])
+    """Return [..., H] as [T, H], without a copy for what `obstacles` lets pass. Adds no guard."""
+    return x if x.dim() == 2 else x[None] if x.dim() == 1 else x.flatten(0, -2)
 
 
 def run_norm(
@@ -66,13 +109,15 @@ def run_norm(
     added = flat if residual is None else _rows(residual)
     block = max(MIN_BLOCK, triton.next_power_of_2(width))
     tokens = flat.shape[0]
-    _launch(
+    sums = () if residual is None else ("total",)
+    done = _launch(
         rms_norm_kernel,
         (tokens,),
         (
             *(flat, added, x if weight is None else weight, y, total, plan.factor, plan.codes, plan.scales),
             *(tokens, flat.stride(0), added.stride(0), plan.scales_stride),
         ),
+        (*plan.written, *(("y",) if keep else ()), *sums),
         ADD=residual is not None,
         SUM_DTYPE=dtype_name(sum_dtype),
         NORM_OF_ROUNDED=norm_of_rounded,
@@ -90,7 +135,11 @@ def run_norm(
         **plan.constants,
         num_warps=min(16, block // MIN_BLOCK),
     )
-    return (*plan.results, *([y] if keep else []), *([] if residual is None else [total]))
+    return (*_results(plan, done), *([done["y"]] if keep else []), *(done[name] for name in sums))
+
+
+def _results(plan: Plan, done: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    return plan.results(done.get("codes", plan.codes), done.get("scales", plan.scales))
 
 
 def run_act(
@@ -109,13 +158,14 @@ def run_act(
     whole_row = plan.constants["KIND"] == "token"
     block = max(MIN_BLOCK, min(triton.next_power_of_2(width), MAX_ROW_BLOCK if whole_row else MAX_TILE))
     tokens = flat.shape[0]
-    _launch(
+    done = _launch(
         act_and_mul_kernel,
         (tokens, 1 if whole_row else triton.cdiv(width, block)),
         (
             *(flat, other, y, plan.factor, plan.codes, plan.scales),
             *(tokens, flat.stride(0), other.stride(0), plan.scales_stride),
         ),
+        (*plan.written, *(("y",) if keep else ())),
         PACKED_HALVES=packed,
         ACTIVATION=activation,
         SIGMOID_DTYPE=dtype_name(sigmoid_dtype),
@@ -128,7 +178,7 @@ def run_act(
         **plan.constants,
         num_warps=min(16, max(1, block // MIN_BLOCK)),
     )
-    return (*plan.results, *([y] if keep else []))
+    return (*_results(plan, done), *([done["y"]] if keep else []))
 
 
 def _produce(
@@ -178,6 +228,26 @@ def _fused(producer: OpOverload, quantiser: OpOverload, keep: bool, target: str)
 
 def _planner(quantiser: OpOverload, target: str, arguments: tuple[Any, ...]) -> Planner:
     return lambda like, shape: PLANS[quantiser](like, shape, target, arguments)
+
+
+@functools.cache
+def graph_implementations(target: str) -> dict[OpOverload, Implementation]:
+    """Return the same for a graph that is being traced with fake tensors, whatever machine this is.
+
+    Each launch becomes a `triton_kernel_wrapper_functional` node, which Inductor compiles into the artifact.
+    """
+    return {operator: _into_graph(function) for operator, function in implementations(target).items()}
+
+
+def _into_graph(function: Implementation) -> Implementation:
+    def run(*arguments: Any) -> Tensor | tuple[Tensor, ...]:
+        token = _INTO_GRAPH.set(True)
+        try:
+            return function(*arguments)
+        finally:
+            _INTO_GRAPH.reset(token)
+
+    return run
 
 
 @functools.cache

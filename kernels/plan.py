@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse_cache.kernels.codecs import codec
 from fuse_cache.kernels.quant_dynamic.op import QUANT_DYNAMIC
@@ -51,13 +52,18 @@ UNUSED: Final[dict[str, object]] = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One quantisation: what the kernel reads and writes, its constants, and the operator's results of it."""
+    """One quantisation: what the kernel reads and writes, and its constants.
+
+    `results` makes the operator's results of the codes and the scales that the kernel has written; `written`
+    says which of the two it writes.
+    """
 
     factor: Tensor
     codes: Tensor
     scales: Tensor
     scales_stride: Any
-    results: tuple[Tensor, ...]
+    written: tuple[str, ...]
+    results: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
     constants: dict[str, object]
 
 
@@ -69,12 +75,13 @@ def dtype_name(dtype: torch.dtype | None) -> str:
 @functools.cache
 def overflow_code() -> int:
     """Return what this torch makes of an e4m3fn overflow: the largest code since 2.13, NaN before."""
-    return int(torch.tensor(465.0).to(torch.float8_e4m3fn).view(torch.uint8))
+    with _disable_current_modes():  # Asked while a graph is traced.
+        return int(torch.tensor(465.0).to(torch.float8_e4m3fn).view(torch.uint8))
 
 
 def no_quantisation(like: Tensor) -> Plan:
     """Return the plan of a kernel that stores its values as they are. Unused pointers are those of `like`."""
-    return Plan(like, like, like, 0, (), UNUSED)
+    return Plan(like, like, like, 0, (), lambda codes, scales: (), UNUSED)
 
 
 def plan_static(like: Tensor, shape: tuple[Any, ...], target: str, arguments: tuple[Any, ...]) -> Plan:
@@ -82,7 +89,8 @@ def plan_static(like: Tensor, shape: tuple[Any, ...], target: str, arguments: tu
     scale, scaling, scaled_dtype, clamp_min, clamp_max, dtype = arguments
     codes = like.new_empty(shape, dtype=torch.uint8)
     constants = _codes(target, scaling, scaled_dtype, clamp_min, clamp_max, dtype)
-    return Plan(scale, codes, like, 0, (codes.view(dtype),), constants | {"KIND": "static"})
+    constants |= {"KIND": "static"}
+    return Plan(scale, codes, like, 0, ("codes",), lambda codes, _: (codes.view(dtype),), constants)
 
 
 def plan_dynamic(like: Tensor, shape: tuple[Any, ...], target: str, arguments: tuple[Any, ...]) -> Plan:
@@ -106,17 +114,22 @@ def plan_dynamic(like: Tensor, shape: tuple[Any, ...], target: str, arguments: t
     }
     stride: Any = 0
     if group == PER_TOKEN:
-        scales = result = like.new_empty((*shape[:-1], 1), dtype=torch.float32)
+        scales = like.new_empty((*shape[:-1], 1), dtype=torch.float32)
     elif layout == ROW:
-        scales = result = like.new_empty((*shape[:-1], shape[-1] // group), dtype=torch.float32)
+        scales = like.new_empty((*shape[:-1], shape[-1] // group), dtype=torch.float32)
     else:
         tokens, groups = shape[0], shape[-1] // group
         columns = (groups + 3) // 4 if layout == PACKED else groups
         stride = tokens if layout == COLUMN else (tokens + TMA_ROWS - 1) // TMA_ROWS * TMA_ROWS
         scales = like.new_empty((columns, stride), dtype=torch.int32 if layout == PACKED else torch.float32)
-        result = (scales if layout == COLUMN else scales[:, :tokens]).t()
-    codes_result = codes if dtype == torch.int8 else codes.view(dtype)
-    return Plan(like if bound is None else bound, codes, scales, stride, (codes_result, result), constants)
+
+    def results(codes: Tensor, scales: Tensor) -> tuple[Tensor, ...]:
+        if layout != ROW:
+            scales = (scales if layout == COLUMN else scales[:, : shape[0]]).t()
+        return codes if dtype == torch.int8 else codes.view(dtype), scales
+
+    factor = like if bound is None else bound
+    return Plan(factor, codes, scales, stride, ("codes", "scales"), results, constants)
 
 
 def plan_nvfp4(like: Tensor, shape: tuple[Any, ...], target: str, arguments: tuple[Any, ...]) -> Plan:
@@ -143,9 +156,13 @@ def plan_nvfp4(like: Tensor, shape: tuple[Any, ...], target: str, arguments: tup
         "ZERO_SIGN": zero_sign,
         "CODEC": codec(target, "float8_e4m3fn") or "software",
     }
-    results = (codes, scales.view(torch.float8_e4m3fn))
     factor = like if global_scale is None else global_scale
-    return Plan(factor, codes, scales, padded if swizzled else 0, results, constants)
+    stride = padded if swizzled else 0
+    return Plan(factor, codes, scales, stride, ("codes", "scales"), _nvfp4_results, constants)
+
+
+def _nvfp4_results(codes: Tensor, scales: Tensor) -> tuple[Tensor, ...]:
+    return codes, scales.view(torch.float8_e4m3fn)
 
 
 def _codes(

@@ -13,11 +13,11 @@ from torch import fx
 from torch._ops import OpOverload
 
 from fuse_cache.kernels.fused_quant.op import FUSED, PRODUCERS, QUANTISERS
-from fuse_cache.kernels.obstacles import obstacle as kernel_obstacle
 from fuse_cache.kernels.quant_dynamic.op import QUANT_DYNAMIC
 from fuse_cache.kernels.quant_dynamic.reference import PER_TENSOR
 from fuse_cache.passes.base import NearMiss, Outcome, Reason, Setting
 from fuse_cache.passes.between import Between, look_behind, orphan_reason, unread_quantisation
+from fuse_cache.passes.implementations import obstacle as kernel_obstacle
 from fuse_cache.passes.reading import is_call, size_bytes
 from fuse_cache.passes.rewrite import NoRoom, erase_dead, insert_call, make_room, take_over
 
@@ -87,8 +87,8 @@ class QuantFusion:
         arguments = fused.arguments(producer.args, quant.args)
         results = _results_of(quant) + ([source] if others else []) + _results_of(producer)[1:]
         olds = [node for node in results if node is not None]
-        if (missing := self._missing_kernel(target, arguments)) is not None:
-            return Reason.OP_MISSING, missing
+        if (missing := kernel_obstacle(target, arguments, self._setting)) is not None:
+            return missing.reason, missing.detail
         operands = [argument for argument in arguments if isinstance(argument, fx.Node)]
         anchor = make_room(self._graph, [producer, quant, *olds], operands)
         if anchor is NoRoom.WRITE:
@@ -108,13 +108,6 @@ class QuantFusion:
                 self._kept[new] = news[0].name
         erase_dead(self._graph, *olds, quant, source, producer, *news)
         return None
-
-    def _missing_kernel(self, target: OpOverload, arguments: tuple[object, ...]) -> str | None:
-        """Say why the target has no kernel for this. On a CPU the reference counts as one."""
-        if self._setting.family == "cpu":
-            return None
-        values = tuple(one.meta["val"] if isinstance(one, fx.Node) else one for one in arguments)
-        return kernel_obstacle(target, values, self._setting.target)
 
     def _miss(self, node: fx.Node, reason: Reason, detail: str) -> None:
         self.outcome.candidates += 1

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fuse_cache.kernels.library import Reference
+from fuse_cache.passes.implementations import Implementation
 from fuse_cache.passes.reading import layout_key
 
 aten = torch.ops.aten
@@ -42,15 +43,16 @@ class Inliner:
         self._decompositions: dict[bool, dict[OpOverload, Any]] = {}
         self._traced: dict[object, fx.GraphModule] = {}
 
-    def inline(self, graph: fx.Graph, node: fx.Node, reference: Reference, *, exact: bool) -> None:
+    def inline(self, graph: fx.Graph, node: fx.Node, chosen: Implementation) -> None:
         """Write out `node`, whose arguments are all positional.
 
-        `exact` keeps Inductor from generating code for what `EXACT` lists: PyTorch's own kernel then does
-        what it does eagerly. A generated loop adds in another order and has other exponentials, which moves
-        a last bit now and then, and so a code.
+        Where it is to be exact Inductor generates no code for what `EXACT` lists: PyTorch's own kernel then
+        does what it does eagerly. A generated loop adds in another order and has other exponentials, which
+        moves a last bit now and then, and so a code.
         """
         operands = [argument for argument in node.args if isinstance(argument, fx.Node)]
-        traced = self._trace(node, operands, reference, exact=exact)
+        exact = chosen.exact
+        traced = self._trace(node, operands, chosen)
         values: dict[fx.Node, fx.Node] = dict(
             zip(traced.graph.find_nodes(op="placeholder"), operands, strict=True)
         )
@@ -79,16 +81,19 @@ class Inliner:
                 graph.erase_node(item)
         graph.erase_node(node)
 
-    def _trace(
-        self, node: fx.Node, operands: list[fx.Node], reference: Reference, *, exact: bool
-    ) -> fx.GraphModule:
+    def _trace(self, node: fx.Node, operands: list[fx.Node], chosen: Implementation) -> fx.GraphModule:
         attributes = tuple(None if isinstance(argument, fx.Node) else argument for argument in node.args)
-        key = (node.target, exact, attributes, tuple(layout_key(operand.meta["val"]) for operand in operands))
+        key = (
+            node.target,
+            chosen.name,
+            attributes,
+            tuple(layout_key(operand.meta["val"]) for operand in operands),
+        )
         if key not in self._traced:
             values = [operand.meta["val"] for operand in operands]
             # The mode itself for what is made from nothing, of symbolic sizes.
             with detect_fake_mode(values) or nullcontext(), enable_python_dispatcher():
-                trace = make_fx(partial(_call, reference, node.args), self._table(exact))
+                trace = make_fx(partial(_call, chosen.function, node.args), self._table(chosen.exact))
                 self._traced[key] = trace(*values)
         return self._traced[key]
 

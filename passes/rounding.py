@@ -2,8 +2,8 @@
 builds: their results have the same bits.
 
 Left alone, Inductor keeps float32 inside a loop where the graph casts to bf16 and back, which moves 2 % of
-the codes of a quantisation behind it. What is asked for here prevents that from torch 2.13 on; 2.11 knows the
-option for Triton alone and compiles for a CPU as before.
+the codes of a quantisation behind it. What is asked for here prevents that on GPUs, and on CPUs from torch
+2.13 on; 2.11 knows the option for Triton alone and compiles for a CPU as before.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 OPTION = "emulate_precision_casts"
 # One step of these is seen in results: FP8 codes, INT8 codes, two FP4 codes in a byte.
 _CODES = (torch.int8, torch.uint8)
+_FAMILIES = ("cpu", "sm")
 
 
 def rounding_patches(gm: fx.GraphModule | None, family: str) -> dict[str, object]:
@@ -23,7 +24,7 @@ def rounding_patches(gm: fx.GraphModule | None, family: str) -> dict[str, object
     They depend on the graph and the target only, not on which passes are on: a fusion that is switched off
     must not move a code. Without a graph it is taken to quantise.
     """
-    return {OPTION: True} if family == "cpu" and (gm is None or quantises(gm)) else {}
+    return {OPTION: True} if family in _FAMILIES and (gm is None or quantises(gm)) else {}
 
 
 def quantises(gm: fx.GraphModule) -> bool:

@@ -69,11 +69,16 @@ PIPELINE: tuple[PassFacts, ...] = (
         field="fuse_norm_quant",
         levels=_SINGLE,
         built=True,
-        kernels=("cpu",),
+        kernels=("cpu", "sm"),
         is_fusion=True,
     ),
     PassFacts(
-        name="act_quant", field="fuse_act_quant", levels=_SINGLE, built=True, kernels=("cpu",), is_fusion=True
+        name="act_quant",
+        field="fuse_act_quant",
+        levels=_SINGLE,
+        built=True,
+        kernels=("cpu", "sm"),
+        is_fusion=True,
     ),
     PassFacts(name="split_tidy", serves=("qk_norm_rope_kvcache", "rope_kvcache", "qk_norm_rope")),
     PassFacts(name="qk_norm_rope_kvcache", field="fuse_qk_norm_rope_kvcache", levels=_SINGLE, is_fusion=True),

@@ -27,8 +27,16 @@ def _launched(case: Case, target: str, hidden: int, monkeypatch: pytest.MonkeyPa
     """Return the kernel, its arguments and its options as they would be launched."""
     seen: list[tuple[Any, ...]] = []
 
-    def note(kernel: Any, grid: tuple[Any, ...], arguments: tuple[Any, ...], **options: Any) -> None:
+    def note(
+        kernel: Any,
+        grid: tuple[Any, ...],
+        arguments: tuple[Any, ...],
+        written: tuple[str, ...],
+        **options: Any,
+    ) -> dict[str, Any]:
         seen.append((kernel, arguments, options))
+        named = dict(zip(kernel.arg_names, arguments, strict=False))
+        return {name: named[name] for name in written}
 
     monkeypatch.setattr(launch, "_launch", note)
     launch.implementations(target)[case.operator](*case.arguments(4, case.width(hidden)))

@@ -92,7 +92,7 @@ def test_the_five_reasons_that_people_meet_are_diagnosed_by_name() -> None:
 
 
 def _fused_on(target: str, function: Any, *args: Tensor) -> list[tuple[str, Reason, str]]:
-    gm = trace(function, *args)
+    gm = trace(function, *args, device="meta")
     found = outcomes(gm, Setting(target))
     return [(m.pass_name, m.reason, m.detail) for outcome in found.values() for m in outcome.near_misses]
 

@@ -52,7 +52,7 @@ def test_codes_that_are_only_given_count_too() -> None:
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize(
     ("options", "target", "expected"),
-    [({}, "cpu-avx2", True), ({OPTION: False}, "cpu-avx2", False), ({}, "sm_90", None)],
+    [({}, "cpu-avx2", True), ({OPTION: False}, "cpu-avx2", False), ({}, "sm_90", True), ({}, "gfx942", None)],
 )
 def test_the_passes_have_no_say_and_the_user_has_the_last_word(
     level: str, fused: bool, options: dict[str, object], target: str, expected: bool | None

@@ -18,10 +18,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 
-def trace(function: Callable[..., Any], *args: Tensor, dynamic_rows: bool = False) -> fx.GraphModule:
+def trace(
+    function: Callable[..., Any], *args: Tensor, dynamic_rows: bool = False, device: str = "cpu"
+) -> fx.GraphModule:
     """Return the graph that Inductor's joint hook sees of a function, for inference.
 
     `dynamic_rows` makes the first size symbolic, of every argument that has it in common with the first.
+    `device` is where the fake tensors are: "meta" stands for a GPU that is not here.
     """
     rows = args[0].shape[0]
     shape_env = ShapeEnv()
@@ -31,7 +34,9 @@ def trace(function: Callable[..., Any], *args: Tensor, dynamic_rows: bool = Fals
         kinds = [DimDynamic.STATIC] * value.dim()
         if dynamic_rows and value.dim() > 1 and value.shape[0] == rows:
             kinds[0] = DimDynamic.DUCK
-        return mode.from_tensor(value, symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds))
+        return mode.from_tensor(
+            value.to(device), symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds)
+        )
 
     def flat(*inner: Tensor) -> Any:
         result = function(*inner)

@@ -65,7 +65,7 @@ def test_a_pass_that_is_only_a_name_is_never_on_and_says_so() -> None:
 
 
 def test_a_fusion_without_a_kernel_for_the_target_is_off_and_says_so() -> None:
-    assert "no kernel for target sm_90" in reason(PassConfig(), "norm_quant", PassContext(target="sm_90"))
+    assert "no kernel for target gfx942" in reason(PassConfig(), "norm_quant", PassContext(target="gfx942"))
 
 
 @pytest.mark.parametrize(

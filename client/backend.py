@@ -13,7 +13,7 @@ from typing import Any
 from torch.fx import GraphModule
 
 from fuse_cache.client import fallback
-from fuse_cache.client.build import GraphBuild, LocalNeeded, warn_once
+from fuse_cache.client.build import GraphBuild, LocalNeeded
 from fuse_cache.client.desugar import desugar_to_aten
 from fuse_cache.client.dispatch import Slot, on_first_call
 from fuse_cache.client.dump import dump_reports
@@ -28,6 +28,7 @@ from fuse_cache.client.settings import load_options
 from fuse_cache.client.split import split_graph
 from fuse_cache.client.strict import check_strict
 from fuse_cache.client.tracing import trace_size_obliviously
+from fuse_cache.client.warn import warn_once
 
 # Dynamo looks the backend up, and so imports this module, when torch.compile() is called: before it traces.
 trace_size_obliviously()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,16 +18,16 @@ from fuse_cache.client.errors import ArtifactRejectedError, DaemonRefusedError, 
 from fuse_cache.client.graph import Encoded, UnkeyableGraph, capture_ambient, encode_graph
 from fuse_cache.client.loader import ArtifactLoadError, load
 from fuse_cache.client.options import CompileOptions
+from fuse_cache.client.own_config import warn_of_own_settings
 from fuse_cache.client.ranges import RangePlan, plan_ranges
 from fuse_cache.client.reports import GraphReport, add, describe_manifest
 from fuse_cache.client.target import choose_target, device_of
 from fuse_cache.client.verify import Want
+from fuse_cache.client.warn import warn_once
 from fuse_cache.proto.graph import GroupSpec, Role, TensorMeta
 from fuse_cache.proto.pass_config import PassContext, ResolvedPassConfig
 from fuse_cache.proto.pass_tables import DTYPE_BYTES
 from fuse_cache.proto.request import Range, RequestFields
-
-_log = logging.getLogger("fuse_cache.client")
 
 
 class LocalNeeded(Exception):
@@ -78,6 +76,8 @@ class GraphBuild:
         options = self._options
         client = shared_client(options) if options.mode in ("auto", "remote") else None
         session = client.session() if client is not None else None
+        if client is not None:
+            warn_of_own_settings()
         try:
             encoded = self._encode()
         except UnkeyableGraph as error:
@@ -272,12 +272,6 @@ class GraphBuild:
             return gaps[lower, upper]
 
         return dispatch(slots, plan.source, outside)
-
-
-@functools.cache
-def warn_once(message: str) -> None:
-    """Log a warning, once for each text in this process."""
-    _log.warning(message)
 
 
 def _reason(answer: Obtained) -> str:

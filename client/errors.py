@@ -29,7 +29,7 @@ class DaemonRefusedError(FuseCacheError):
     """
 
     def __init__(self, reason: str, message: str) -> None:
-        super().__init__(f"{reason}: {message}")
+        super().__init__(message if reason == "UNSPECIFIED" else f"{reason}: {message}")
         self.reason = reason
         self.message = message
 

@@ -22,6 +22,7 @@ _FUNCTION: Final = NodeKind.FUNCTION
 _METHOD: Final = NodeKind.METHOD
 _NO_VALUE: Final = OtherMeta("unknown")
 load_table()  # Now, while the process starts, and not in its first encoding.
+_new: Final = tuple.__new__  # What a NamedTuple's own constructor calls, after sorting out its arguments.
 _GROUP_ARGUMENT: Final = "group_name"
 _COLLECTIVES: Final = ("_c10d_functional", "symm_mem", "torch.distributed")
 
@@ -57,6 +58,11 @@ class CallEncoder:
             kind, target = _METHOD, str(node.target)
             if target not in targets.METHODS:
                 raise UnkeyableGraph(f"tensor method {target}, which is not in the closed table")
+            if target == "item" and isinstance(value_of(node), torch.SymFloat):
+                raise UnkeyableGraph(
+                    "a float that differs from call to call: pass it as a tensor (or set "
+                    "torch._dynamo.config.specialize_float for one graph per value)"
+                )
             if target in _DEVICE_METHODS and len(positional) > 1 and type(positional[1]) in (str, int):
                 positional = (positional[0], torch.device(positional[1]), *positional[2:])
         else:
@@ -64,24 +70,21 @@ class CallEncoder:
             if target in self._schemas or target.startswith(_COLLECTIVES):
                 positional, named = self._with_groups(node, target)
         values = self._values
-        return Node(
-            kind,
-            target,
-            values.arguments(positional),
-            values.named(named) if named else (),
-            self._result(node, target),
-        )
-
-    def _result(self, node: FxNode, target: str) -> Meta:
-        value = value_of(node)
+        # A call each less for almost every node: this runs once for each of a thousand.
+        known = node.meta
+        value = known["example_value"] if "example_value" in known else known.get("val", _NO_VALUE)
         try:
             if type(value) is FakeTensor:
-                return self._values.tensor(value)
-            if value is None and "example_value" not in node.meta and "val" not in node.meta:
-                return _NO_VALUE
-            return self._values.meta(value)
+                result: Meta = values.tensor(value)
+            elif value is _NO_VALUE:
+                result = _NO_VALUE
+            else:
+                result = values.meta(value)
         except UnkeyableGraph as error:
             raise UnkeyableGraph(f"{error.reason}, made by {target}") from None
+        return _new(
+            Node, (kind, target, values.arguments(positional), values.named(named) if named else (), result)
+        )
 
     def _function(self, node: FxNode) -> str:
         target: Any = node.target

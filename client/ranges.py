@@ -14,6 +14,7 @@ from fuse_cache.client.errors import OptionError
 from fuse_cache.client.graph import Encoded, SymbolSource, input_name
 from fuse_cache.client.graph_values import value_of
 from fuse_cache.client.options import CompileOptions
+from fuse_cache.client.warn import warn_once
 from fuse_cache.proto.expression import SYMBOL, ExpressionError, SymExpr, evaluate, symbols_of
 from fuse_cache.proto.graph import Role, TensorMeta
 from fuse_cache.proto.pass_config import ResolvedPassConfig
@@ -80,10 +81,11 @@ def plan_ranges(
     bounds = encoded.graph.symbols[symbol]
     most = options.max_num_batched_tokens or bounds.upper or DEFAULT_MAX_TOKENS
     pairs = options.compile_ranges or resolved.default_ranges(most)
+    own_guards = [guard for guard in encoded.graph.guards if symbols_of(guard) == [symbol]]
     ranges = []
     for first, last in pairs:
         lower, upper = max(first, bounds.lower), min(last, bounds.upper or last)
-        lower, upper = _admitted(encoded.graph.guards, symbol, lower, upper)
+        lower, upper = _admitted(own_guards, symbol, lower, upper)
         if lower <= upper:  # Otherwise the traced program never sees a size of this range.
             ranges.append(Range(symbol=symbol, lower=lower, upper=upper))
     return RangePlan(tuple(ranges), sources[0])
@@ -93,13 +95,12 @@ def _admitted(guards: Sequence[SymExpr], symbol: int, lower: int, upper: int) ->
     """Leave out the ends of a range that the program was traced without, such as 1 under `length != 1`.
 
     Bounds are intervals and cannot say that; with the end inside, the compiler's own check of the whole range
-    would refuse it.
+    would refuse it. `guards` are those about this symbol alone.
     """
-    own = [guard for guard in guards if symbols_of(guard) == [symbol]]
 
     def admits(size: int) -> bool:
         try:
-            return all(evaluate(guard, [0] * symbol + [size]) for guard in own)
+            return all(evaluate(guard, [0] * symbol + [size]) for guard in guards)
         except ExpressionError:
             return False  # A division by zero: this size does not fit.
 
@@ -133,7 +134,15 @@ def _carried_symbol(encoded: Encoded, options: CompileOptions) -> int | None:
             return _named_symbol(encoded, *options.range_dim)
         except OptionError:
             pass
-    return 0 if len(encoded.symbols) == 1 else None
+    if len(encoded.symbols) == 1:
+        return 0
+    if options.range_dim is not None:
+        warn_once(
+            f"range_dim {options.range_dim[0]}:{options.range_dim[1]} names nothing in a later graph "
+            f"of a broken function, which has {len(encoded.symbols)} symbolic sizes: one artifact serves all "
+            "of them there. Avoid the graph break (see TORCH_LOGS=graph_breaks), or keep the variable's name"
+        )
+    return None
 
 
 def _named_symbol(encoded: Encoded, source: str, dim: int) -> int | None:

@@ -24,7 +24,8 @@ _DTYPES = (
 ALLOWED: Mapping[str, frozenset[str]] = {
     "builtins": frozenset({"list", "dict", "set", "frozenset", "tuple", "int", "complex", "slice", "range"}),
     "collections": frozenset({"defaultdict", "OrderedDict"}),
-    "torch": frozenset({*_DTYPES, "Size", "device"}),
+    # The symbolic ones name the kind of an output; none is made.
+    "torch": frozenset({*_DTYPES, "Size", "SymBool", "SymFloat", "SymInt", "device"}),
     "torch.utils._ordered_set": frozenset({"OrderedSet"}),
     "torch._subclasses.functional_tensor": frozenset({"FunctionalTensor"}),
     f"{_AOT}.aot_autograd_result": frozenset({"BundledAOTAutogradResult"}),

@@ -101,7 +101,9 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         (info,) = await self._find([request.key_prefix])
         found = await self._store.inspect(info.key)
         if found is None:
-            raise NotFoundError("UNSPECIFIED", "it was evicted just now")
+            raise NotFoundError(
+                "UNSPECIFIED", f"{info.key.hex()} was evicted just now; the next compilation brings it back"
+            )
         return admin_pb2.ShowResponse(manifest=SignedManifest.FromString(found), entry=to_entry(info))
 
     @fails_with_status
@@ -189,7 +191,10 @@ class AdminService(admin_pb2_grpc.AdminServicer):
                         found[prefix].append(info)
         for prefix, infos in found.items():
             if not infos:
-                raise NotFoundError("UNSPECIFIED", f"no artifact has a key that starts with {prefix}")
+                raise NotFoundError(
+                    "UNSPECIFIED",
+                    f"no artifact has a key that starts with {prefix}; `fuse-cache ls` shows those there are",
+                )
             if len(infos) > 1:
                 raise AmbiguousError(
                     "REQUEST_MALFORMED", f"{len(infos)} keys start with {prefix}: give more digits"

@@ -192,8 +192,12 @@ def load_config(
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}; --config and FUSE_CACHE_CONFIG name a TOML file of options"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is no TOML: {error}; an option is a line such as workers = 4") from error
     table.pop("client", None)  # The client's own table, in the file that both read.
     return table
 

@@ -12,7 +12,7 @@ from fuse_cache.server.epoch import Epoch, EpochError, Sources, take_epoch, take
 
 log = logging.getLogger(__name__)
 
-PERIOD_S = 2.0  # Between two looks while nobody compiles; every compilation looks before and after.
+PERIOD_S = 5.0  # Between two looks while nobody compiles; every compilation looks before and after.
 
 
 class Freshness:
@@ -67,4 +67,4 @@ class Freshness:
         with contextlib.suppress(asyncio.CancelledError):
             while True:
                 await asyncio.sleep(PERIOD_S)
-                await self.look()
+                await self.look(within_s=PERIOD_S)

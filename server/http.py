@@ -9,6 +9,7 @@ import asyncio
 from urllib.parse import parse_qs, urlsplit
 
 from fuse_cache.server.config import split_address
+from fuse_cache.server.listen import advice
 from fuse_cache.server.metrics import CONTENT_TYPE, Metrics
 from fuse_cache.server.status import Status
 
@@ -27,9 +28,12 @@ class HttpPages:
         self._server: asyncio.Server | None = None
 
     async def start(self, address: str) -> int:
-        """Listen, and return the port. Raises: OSError."""
+        """Listen, and return the port. Raises: OSError, with what to do about it."""
         host, port = split_address(address)
-        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES)
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_HEAD_BYTES)
+        except OSError as error:
+            raise OSError(f"cannot listen on {address}: {advice(error, '--http')}") from error
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 

@@ -14,6 +14,9 @@ _SHARED_BY_HOST = "9p virtiofs vboxsf vmhgfs"
 _CLUSTER = "afs beegfs ceph coda gfs gfs2 glusterfs gpfs lustre ocfs2 orangefs pvfs2 wekafs"
 _SERVER = "cifs davfs ncpfs nfs nfs4 smb2 smb3 smbfs"
 NETWORK_TYPES = frozenset(f"{_SHARED_BY_HOST} {_CLUSTER} {_SERVER}".split())
+# The kernel's own, which hold no files of ours.
+_KERNEL = "bpf cgroup cgroup2 debugfs devpts mqueue proc securityfs sysfs tracefs"
+KERNEL_TYPES = frozenset(_KERNEL.split())
 # User-space file systems are mostly object stores and SSH; these are the local ones.
 LOCAL_FUSE = frozenset(
     ["fuseblk", "fuse.fuse-overlayfs", "fuse.ntfs", "fuse.ntfs-3g", "fuse.lxcfs", "fuse.ext4", "fuse.bindfs"]
@@ -69,7 +72,9 @@ def refuse_unusable(folder: Path) -> None:
 
 
 def refuse_network(folder: Path, *, mountinfo: Path = Path("/proc/self/mountinfo")) -> None:
-    """Raise StoreFolderError when `folder`, or its nearest existing parent, is on a network file system."""
+    """Raise StoreFolderError when `folder`, or its nearest existing parent, is on a network file system, or
+    on one of the kernel's.
+    """
     try:
         mounts = mountinfo.read_text(errors="surrogateescape")
     except OSError:
@@ -78,6 +83,11 @@ def refuse_network(folder: Path, *, mountinfo: Path = Path("/proc/self/mountinfo
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     fstype = type_of_mount(os.path.realpath(existing), mounts)
+    if fstype in KERNEL_TYPES:
+        raise StoreFolderError(
+            f"{folder} cannot be a store: {existing} belongs to the kernel ({fstype}); "
+            "give --store a folder on a local disk"
+        )
     if is_network(fstype):
         raise StoreFolderError(
             f"{folder} is on a network file system ({fstype}), where the store's index cannot work: "

@@ -42,6 +42,9 @@ Size: TypeAlias = int | torch.SymInt
 # Distinct primes, so that no accident makes two sizes look related. Small, so that a product of three stays
 # below 2^31 elements of a real model's width.
 _GENERIC: Final = (11, 13, 17, 19, 23, 29, 31, 37)
+# Distinct primes that lie far apart, for conditions such as 4 * s1 <= s0.
+_SPREAD: Final = (3, 17, 89, 457, 2311, 11587)
+_MAX_ORDERS: Final = 720  # of the values among the symbols: all of six
 # Sizes that must be multiples of something are multiples of one of these.
 _SCALES: Final = (1, 2, 8, 64, 128, 1024)
 _MAX_TRIALS: Final = 20_000  # of 3 us each: 60 ms at most
@@ -160,18 +163,37 @@ def _within(hints: Sequence[int], bounds: Sequence[Symbol]) -> bool:
 
 def _candidates(graph: Graph, bounds: Sequence[Symbol]) -> Iterator[tuple[int, ...]]:
     count = len(bounds)
-    for merged in range(max(count, 1)):
+    counts = range(1, count)
+    # All different as long as that can be: equal example sizes are taken for a condition that they are equal.
+    rounds = [
+        *((0, assign) for assign in (_in_order, _in_any_order)),
+        *((merged, assign) for assign in (_in_order, _in_any_order) for merged in counts),
+    ]
+    for merged, assign in rounds:
         for classes in _partitions(_places(graph), merged):
             shared = [
                 _intersection_of([bounds[i] for i in range(count) if classes[i] == one])
                 for one in range(max(classes, default=-1) + 1)
             ]
-            for scale in _SCALES:
-                values = [
-                    _clamp(_GENERIC[one % len(_GENERIC)] * scale, bound) for one, bound in enumerate(shared)
-                ]
-                yield tuple(values[one] for one in classes)
+            for values in assign(len(shared)):
+                clamped = [_clamp(value, bound) for value, bound in zip(values, shared, strict=True)]
+                yield tuple(clamped[one] for one in classes)
     yield from itertools.product(*((bound.lower, bound.upper or bound.lower) for bound in bounds))
+
+
+def _in_order(count: int) -> Iterator[tuple[int, ...]]:
+    """Yield values for `count` symbols, that of the first the smallest."""
+    for scale in _SCALES:
+        yield tuple(_GENERIC[one % len(_GENERIC)] * scale for one in range(count))
+
+
+def _in_any_order(count: int) -> Iterator[tuple[int, ...]]:
+    """Yield values for `count` symbols, also far apart, from that of the first the greatest on."""
+    for primes in (_GENERIC, _SPREAD):
+        values = [primes[one % len(primes)] for one in range(count)]
+        for order in itertools.islice(itertools.permutations(values[::-1]), _MAX_ORDERS):
+            for scale in _SCALES[:3]:
+                yield tuple(value * scale for value in order)
 
 
 def _intersection_of(bounds: Sequence[Symbol]) -> Symbol:

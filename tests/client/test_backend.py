@@ -15,9 +15,9 @@ import fuse_cache.client
 from fuse_cache.client import reports
 from fuse_cache.client.backend import _options, compile_graph
 from fuse_cache.client.backend import fuse_cache as backend
-from fuse_cache.client.build import warn_once
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.reports import GraphReport, report
+from fuse_cache.client.warn import warn_once
 
 # torch's own, the first time a process compiles.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")

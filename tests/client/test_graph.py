@@ -360,6 +360,13 @@ def test_higher_order_operators_and_data_dependent_sizes_are_refused_by_name() -
     assert "nonzero" in reason
 
 
+def test_a_float_that_varies_is_refused_with_what_to_do() -> None:
+    with torch._dynamo.config.patch(specialize_float=False, assume_static_by_default=False):
+        reason = _refusal(lambda x, scale: x * scale, torch.ones(3), 0.5)
+    assert "pass it as a tensor" in reason
+    assert "specialize_float" in reason
+
+
 def test_an_operator_of_a_library_travels_with_its_schema_and_what_its_fake_computes() -> None:
     # Cases 6 and 21: the text of the graph is the same each time.
     def run(schema: str, fake: Callable[..., Any]) -> bytes:

@@ -15,6 +15,7 @@ from fuse_cache.client.frames import is_users_own_function
 from fuse_cache.client.graph import encode_graph
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.ranges import RangePlan, plan_ranges, range_symbol_of
+from fuse_cache.client.warn import warn_once
 from fuse_cache.proto.request import Range
 from tests.fakes import resolved_config
 
@@ -79,7 +80,9 @@ def test_functions_that_a_broken_one_calls_are_later_graphs_too(compiled: Any) -
     assert {_bounds(plan)[-1] for _, plan in found if plan.source} == {SECOND}
 
 
-def test_with_several_symbols_a_later_graph_finds_the_name_or_leaves_all_sizes_free() -> None:
+def test_with_several_symbols_a_later_graph_finds_the_name_or_leaves_all_sizes_free(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def broken(other: Tensor, tokens: Tensor) -> Tensor:
         mixed = tokens.sum() + other
         torch._dynamo.graph_break()
@@ -89,10 +92,14 @@ def test_with_several_symbols_a_later_graph_finds_the_name_or_leaves_all_sizes_f
         again = kept.cos() * kept.shape[0]
         return again.sum() + mixed.sin().sum() * mixed.shape[0] + summed
 
+    warn_once.cache_clear()
     own, named, lost = _plans(broken, torch.randn(5), torch.randn(3))
     assert [is_own for is_own, _ in (own, named, lost)] == [True, False, False]
     assert _bounds(named[1])[-1] == SECOND
     assert lost[1].ranges == (Range(),)
+    (warning,) = [text for record in caplog.records if "range_dim" in (text := record.getMessage())]
+    assert "range_dim tokens:0 names nothing in a later graph" in warning
+    assert "2 symbolic sizes" in warning
     # A number means an input of the user's function; the later graphs have others in its place.
     by_number = _plans(broken, torch.randn(5), torch.randn(3), range_dim="1:0")
     assert [len(plan.ranges) for _, plan in by_number] == [2, 1, 1]

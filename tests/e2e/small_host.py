@@ -88,11 +88,29 @@ def optional_reversed(options: dict[str, Any]) -> float:
     return optional(options, reverse=True)
 
 
+def sizes(options: dict[str, Any]) -> float:
+    """A size among the results, and one that was computed from it."""
+    import torch
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+        return x.sin() * 2, x.shape[0], x.shape[0] * 2 + x.shape[1]
+
+    compiled = torch.compile(run, backend="fuse_cache", fullgraph=True, dynamic=True, options=options)
+    worst = 0.0
+    for rows in (4, 7):
+        x = torch.randn(rows, 3)
+        (value, *got), (expected, *wanted) = compiled(x), run(x)
+        assert got == wanted
+        worst = max(worst, float((value - expected).abs().max()))
+    return worst
+
+
 PROGRAMS: dict[str, Callable[[dict[str, Any]], float]] = {
     "mlp": mlp,
     "one_size": one_size,
     "optional": optional,
     "optional_reversed": optional_reversed,
+    "sizes": sizes,
 }
 
 

@@ -66,10 +66,10 @@ def test_graphs_at_the_same_instant_are_built_each_with_its_own_options(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_six_graphs_at_the_same_instant_for_ten_rounds(
+def test_six_graphs_at_the_same_instant_for_twenty_rounds(
     shared_daemon: Daemon, make_client: MakeClient
 ) -> None:
-    _rounds(shared_daemon, make_client, range(1, 7), range(10), "many")
+    _rounds(shared_daemon, make_client, range(1, 7), range(20), "many")
 
 
 class _Reader:

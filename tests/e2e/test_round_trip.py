@@ -86,6 +86,13 @@ def test_optional_arguments_and_renamed_weights_work_in_both_orders_from_one_sto
     assert [graph["source"] for graph in second["graphs"]] == ["daemon", "daemon", "memory", "memory"]
 
 
+def test_sizes_among_the_results_are_served_too(daemon: Daemon, tmp_path: Path) -> None:
+    for host, source in (("first", "compiled"), ("second", "daemon")):
+        outcome = small_host.run("sizes", _options(daemon, "sizes"), tmp_path / host, daemon.env)
+        assert outcome["worst"] < 1e-6
+        assert [graph["source"] for graph in outcome["graphs"]] == [source]
+
+
 @pytest.mark.slow  # test_models.py has the quick ones
 def test_a_tiny_llama_with_dynamic_batch_and_sequence_goes_the_whole_way(
     daemon: Daemon, tmp_path: Path

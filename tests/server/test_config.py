@@ -40,7 +40,7 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
         ({"listen": "nonsense"}, {}, "", "nonsense is not HOST:PORT or unix:PATH"),
         ({"listen": ""}, {}, "", "give at least one"),
         ({"redis": "redis://x"}, {}, "", "no Redis tier"),
-        ({}, {}, "workers = ", "c.toml"),
+        ({}, {}, "workers = ", r"c.toml is no TOML: .*such as workers = 4"),
         ({}, {}, 'workers = "3"', "c.toml: workers: Expected `int`, got `str`"),
         ({}, {"FUSE_CACHE_INSECURE": "maybe"}, "", "the environment: insecure: Expected `bool`.*maybe"),
         ({}, {"FUSE_CACHE_DRAIN_GRACE_S": "nan"}, "", "drain_grace_s: Expected `float` >= 0"),

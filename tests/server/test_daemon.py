@@ -246,12 +246,22 @@ def test_a_taken_address_and_a_bad_folder_are_errors_with_a_reason(tmp_path: Pat
     with FakeDaemon(tmp_path / "a") as first:
         second = FakeDaemon(tmp_path / "b", listen=[f"unix:{first.socket}"]).start(wait=False)
         assert second.process.wait(READY_S) == 1
-        assert "already listens" in second.log()
+        assert "a daemon already does; stop it" in second.log()
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             third = FakeDaemon(tmp_path / "c", listen=[address]).start(wait=False)
             assert third.process.wait(READY_S) == 1
-            assert address in third.log()
+            assert f"{address}: another process listens there" in third.log()
+            assert "give --listen another port" in third.log()
+            fourth = FakeDaemon(tmp_path / "d", http=address).start(wait=False)
+            assert fourth.process.wait(READY_S) == 1
+            assert f"{address}: another process listens there" in fourth.log()
+            assert "give --http another port" in fourth.log()
+        absent = tmp_path / "no" / "such" / "d.sock"
+        fifth = FakeDaemon(tmp_path / "e", listen=[f"unix:{absent}"]).start(wait=False)
+        assert fifth.process.wait(READY_S) == 1
+        assert f"{absent.parent} is no folder" in fifth.log()
+        assert not absent.parent.parent.exists()
         assert lookup(first.stub(), piece(number=1)).results
 
 

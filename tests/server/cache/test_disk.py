@@ -269,6 +269,8 @@ def test_network_file_systems_are_refused_by_type(tmp_path: Path) -> None:
     mountinfo.write_text(mounts)
     with pytest.raises(StoreFolderError, match=r"network file system \(nfs4\)"):
         refuse_network(tmp_path / "not" / "yet" / "there", mountinfo=mountinfo)
+    with pytest.raises(StoreFolderError, match=r"belongs to the kernel \(proc\); give --store"):
+        refuse_network(Path("/proc/self"))
     refuse_network(Path("/"), mountinfo=mountinfo)
 
 

@@ -17,6 +17,7 @@ from fuse_cache.proto.expression import (
     CEILDIV,
     EQ,
     FLOORDIV,
+    LE,
     MAX,
     MIN,
     MOD,
@@ -312,7 +313,15 @@ def test_example_sizes_differ_unless_a_guard_ties_them() -> None:
     tied = _with_guards(3, combine(EQ, [symbol(0), symbol(2)]))
     hints = choose_hints(tied, tied.symbols)
     assert hints[0] == hints[2] != hints[1]
-    assert choose_hints(tied, (Symbol(2, 4), Symbol(0, None), Symbol(0, 3))) == (3, 13, 3)
+    hints = choose_hints(tied, (Symbol(2, 4), Symbol(0, None), Symbol(0, 3)))
+    assert hints[0] == hints[2] == 3 != hints[1]
+    for later, earlier in ((1, 0), (2, 1)):  # A condition against the order of the symbols is as legal.
+        ordered = _with_guards(3, combine(LE, [symbol(later), symbol(earlier)]))
+        hints = choose_hints(ordered, ordered.symbols)
+        assert hints[later] < hints[earlier]
+    far = _with_guards(2, combine(LE, [combine(MUL, [symbol(1), 16]), symbol(0)]))
+    hints = choose_hints(far, (Symbol(2, 4096), Symbol(2, 4096)))
+    assert 16 * hints[1] <= hints[0]
     multiple = _with_guards(1, combine(EQ, [combine(MOD, [symbol(0), 48]), 0]))
     with pytest.raises(BuildFailed, match=r"s0 % 48"):
         choose_hints(multiple, (Symbol(1, 47),))

@@ -102,7 +102,8 @@ def orphan_reason(origin: fx.Node, source: fx.Node) -> tuple[Reason, str]:
         return Reason.OP_MISSING, "no attention kernel with an output scale on this target"
     if call is not origin and is_call(call, PRODUCERS):
         return Reason.NO_PARTNER, f"it reads {source.name}, the sum before the norm {call.name}"
-    return Reason.NO_PARTNER, f"it reads {source.name}, which is neither a norm nor a gated activation"
+    of_whom = f"{source.name} ({call.target})" if isinstance(call.target, OpOverload) else source.name
+    return Reason.NO_PARTNER, f"it reads {of_whom}, which is neither a norm nor a gated activation"
 
 
 def unread_quantisation(producer: fx.Node) -> tuple[Reason, str]:

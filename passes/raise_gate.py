@@ -67,7 +67,9 @@ def _gated(product: fx.Node, activation: fx.Node) -> fx.Node | None:
     if not isinstance(other, fx.Node) or other is activation or value is None or value.dim() == 0:
         return None
     # A factor of one element a row is a router's, not a gate's.
-    return None if statically_known_true(value.shape[-1] == 1) else other
+    widths = (value.shape[-1], activation.meta["val"].shape[-1])
+    is_router = statically_known_true(widths[0] == 1) and not statically_known_true(widths[1] == 1)
+    return None if is_router else other
 
 
 def _read_tail(product: fx.Node, up: fx.Node, found: Activation) -> Found | Miss:

@@ -1,4 +1,8 @@
-"""What every pass must leave behind: a legal graph with the same inputs, outputs and mutations."""
+"""What every pass must leave behind: a legal graph with the same inputs, outputs, mutations, for all sizes.
+
+A pass that asks whether a symbolic size is larger than a number gets an answer for the size that the graph
+was traced with, and a guard; a graph that was changed by that answer is wrong for other sizes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
 from fuse_cache.passes.aliasing import Aliasing, argument_effects
 from fuse_cache.passes.base import PassError
@@ -26,16 +30,21 @@ class Promise:
     ]  # The value that each output had: a fake tensor, a symbolic integer or a constant.
     mutated: frozenset[fx.Node]  # Inputs whose storage is written.
     without_value: frozenset[fx.Node]  # Nodes that had no meta["val"] to begin with.
+    shape_env: ShapeEnv | None  # Of the symbolic sizes; None where all sizes are numbers.
+    num_guards: int  # What is assumed of them.
 
 
 def promise_of(graph: fx.Graph) -> Promise:
     """Note what the graph takes, returns and writes."""
     nodes = list(graph.nodes)
+    shape_env = next((env for node in nodes if (env := _shape_env(node.meta.get("val"))) is not None), None)
     return Promise(
         inputs=tuple(node for node in nodes if node.op == "placeholder"),
         outputs=tuple(_value(argument) for argument in _output_arguments(graph)),
         mutated=_mutated_inputs(graph),
         without_value=frozenset(node for node in nodes if "val" not in node.meta),
+        shape_env=shape_env,
+        num_guards=0 if shape_env is None else len(shape_env.guards),
     )
 
 
@@ -70,6 +79,12 @@ def verify(graph: fx.Graph, promise: Promise, pass_name: str) -> None:
     if (mutated := _mutated_inputs(graph)) != promise.mutated:
         names = sorted(node.name for node in mutated ^ promise.mutated)
         raise IllegalGraphError(pass_name, f"writes to inputs changed: {', '.join(names)}")
+    if promise.shape_env is not None and len(promise.shape_env.guards) > promise.num_guards:
+        assumed = promise.shape_env.guards[promise.num_guards].expr
+        raise IllegalGraphError(
+            pass_name,
+            f"it assumed {assumed} of a symbolic size. Ask with statically_known_true, which assumes nothing",
+        )
 
 
 def same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -78,6 +93,12 @@ def same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     pairs = [*zip(one.shape, other.shape, strict=True), *zip(one.stride(), other.stride(), strict=True)]
     return all(statically_known_true(a == b) for a, b in pairs)
+
+
+def _shape_env(value: object) -> ShapeEnv | None:
+    sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+    symbolic = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
+    return None if symbolic is None else symbolic.node.shape_env
 
 
 def _output_arguments(graph: fx.Graph) -> tuple[object, ...]:

@@ -29,7 +29,7 @@ class Aliasing:
     def __init__(self, graph: fx.Graph) -> None:
         self._parent: dict[fx.Node, fx.Node] = {}
         self._position = {node: place for place, node in enumerate(graph.nodes)}
-        self._last_write: dict[fx.Node, int] = {}
+        self._writes: dict[fx.Node, list[int]] = defaultdict(list)  # Where, by root.
         by_storage: dict[StorageWeakRef, fx.Node] = {}
         written: list[tuple[fx.Node, fx.Node]] = []
         for node in graph.nodes:
@@ -40,8 +40,7 @@ class Aliasing:
             if (storage := _storage(node)) is not None:
                 self._join(node, by_storage.setdefault(storage, node))
         for writer, argument in written:
-            root = self.root(argument)
-            self._last_write[root] = max(self._last_write.get(root, -1), self._position[writer])
+            self._writes[self.root(argument)].append(self._position[writer])
         self._members: dict[fx.Node, list[fx.Node]] = defaultdict(list)
         for node in graph.nodes:
             self._members[self.root(node)].append(node)
@@ -56,10 +55,16 @@ class Aliasing:
         """Return every node that may share storage with this one, itself included."""
         return self._members[self.root(node)]
 
-    def is_written(self, node: fx.Node, after: fx.Node | None = None) -> bool:
-        """Return whether anything writes to the node's storage, at all or behind the node `after`."""
-        last = self._last_write.get(self.root(node), -1)
-        return last > (-1 if after is None else self._position[after])
+    def is_written(self, node: fx.Node, after: fx.Node | None = None, until: fx.Node | None = None) -> bool:
+        """Return whether anything writes to the node's storage: at all, behind `after`, up to `until`."""
+        first = -1 if after is None else self._position[after]
+        last = len(self._position) if until is None else self._position[until]
+        return any(first < place <= last for place in self._writes.get(self.root(node), ()))
+
+    def last_reader(self, node: fx.Node) -> fx.Node:
+        """Return the last node that reads the node's storage, the node itself if none does."""
+        users = (user for member in self.members(node) if not member._erased for user in member.users)
+        return max(users, key=self._position.__getitem__, default=node)
 
     def is_behind(self, node: fx.Node, other: fx.Node) -> bool:
         """Return whether the node runs after the other one."""
@@ -79,7 +84,7 @@ class Aliasing:
         one, other = self.root(one), self.root(other)
         if one is not other:
             self._members[other] += self._members.pop(one)
-            self._last_write[other] = max(self._last_write.get(one, -1), self._last_write.get(other, -1))
+            self._writes[other] += self._writes.pop(one, [])
             self._parent[one] = other
 
     def _join(self, one: fx.Node, other: fx.Node) -> None:

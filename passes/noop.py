@@ -1,8 +1,7 @@
 """No-op elimination: views and copies that give back what they were given, and views of views.
 
-A view that changes nothing *is* its source, so it can always go. A copy is a snapshot: it goes only if nobody
-writes to the source after it was taken, nobody writes to the copy, and the copy is not returned. Sizes are
-compared without adding guards.
+A view that changes nothing *is* its source, so it can always go. A copy is a snapshot: it goes by the rule of
+`copies.py`. Sizes are compared without adding guards.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuse_cache.passes.aliasing import Aliasing
 from fuse_cache.passes.base import Outcome, Pass, Setting
+from fuse_cache.passes.copies import COPIES, copied, is_needless
 from fuse_cache.passes.verify import same_layout
 
 aten = torch.ops.aten
@@ -32,14 +32,6 @@ _VIEWS = frozenset(
     }
 )
 _RESHAPES = frozenset({aten.view.default, aten.reshape.default, aten._unsafe_view.default})
-# Each returns fresh storage, with the values of the argument at this place if dtype and sizes agree.
-_COPIES = {
-    aten.clone.default: 0,
-    aten._to_copy.default: 0,
-    torch.ops.prims.convert_element_type.default: 0,
-    aten.copy.default: 1,
-    aten.slice_scatter.default: 1,
-}
 
 
 def _run(graph: fx.Graph, setting: Setting) -> Outcome:
@@ -47,16 +39,13 @@ def _run(graph: fx.Graph, setting: Setting) -> Outcome:
     aliasing = Aliasing(graph)
     returned = set(graph.output_node().all_input_nodes)
     for node in list(graph.nodes):
-        if node.op != "call_function" or (node.target not in _VIEWS and node.target not in _COPIES):
+        if node.op != "call_function" or (node.target not in _VIEWS and node.target not in COPIES):
             continue
         outcome.candidates += 1
         source = _source(node)
-        if (
-            source is not None
-            and node not in returned
-            and (_is_empty_view(node, source) or _is_needless_copy(node, source, aliasing))
-        ):
+        if source is not None and _does_nothing(node, source, aliasing, returned=node in returned):
             node.replace_all_uses_with(source)
+            aliasing.join(node, source)
             graph.erase_node(node)
             outcome.matches += 1
         elif _skip_inner_reshape(node):
@@ -66,8 +55,9 @@ def _run(graph: fx.Graph, setting: Setting) -> Outcome:
 
 def _source(node: fx.Node) -> fx.Node | None:
     """Return the argument that the node gives back if it does nothing; None if it does something."""
-    place = _COPIES.get(node.target, 0)  # type: ignore[call-overload]  # a target of _VIEWS or _COPIES is hashable
-    source = node.args[place] if place < len(node.args) else None
+    if node.target in COPIES:
+        return copied(node)
+    source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node):
         return None
     value, before = node.meta.get("val"), source.meta.get("val")
@@ -76,18 +66,11 @@ def _source(node: fx.Node) -> fx.Node | None:
     return source if same_layout(value, before) else None
 
 
-def _is_empty_view(node: fx.Node, source: fx.Node) -> bool:
+def _does_nothing(node: fx.Node, source: fx.Node, aliasing: Aliasing, *, returned: bool) -> bool:
+    if node.target in COPIES:
+        return is_needless(node, source, aliasing)
     offset, before = node.meta["val"].storage_offset(), source.meta["val"].storage_offset()
-    return node.target in _VIEWS and bool(statically_known_true(offset == before))
-
-
-def _is_needless_copy(node: fx.Node, source: fx.Node, aliasing: Aliasing) -> bool:
-    return (
-        node.target in _COPIES
-        and not aliasing.is_written(source, after=node)
-        and not aliasing.is_written(node)
-        and not any(user.op == "output" for member in aliasing.members(node) for user in member.users)
-    )
+    return not returned and bool(statically_known_true(offset == before))
 
 
 def _skip_inner_reshape(node: fx.Node) -> bool:

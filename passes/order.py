@@ -38,6 +38,7 @@ PLACES: dict[str, Place] = {
     "act_quant": Place("fuse_cache.passes.act_quant", Stage.FUSE),
     "cleanup": Place("fuse_cache.passes.cleanup", Stage.FUSE),
     "lower_ir": Place("fuse_cache.passes.lower_ir", Stage.LOWER),
+    "clone_elimination": Place("fuse_cache.passes.clone_elimination", Stage.LOWER),
     "cleanup_lowered": Place("fuse_cache.passes.cleanup", Stage.LOWER),
     "functionalization": Place("fuse_cache.passes.functionalization", Stage.LOWER),
 }

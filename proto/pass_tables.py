@@ -87,7 +87,7 @@ PIPELINE: tuple[PassFacts, ...] = (
     PassFacts(name="attn_quant", field="fuse_attn_quant", is_fusion=True),
     PassFacts(name="cleanup", built=True),
     PassFacts(name="lower_ir", serves=_IR_USERS, built=True),
-    PassFacts(name="clone_elimination"),
+    PassFacts(name="clone_elimination", built=True),
     PassFacts(name="cleanup_lowered", serves=_IR_USERS, built=True),
     PassFacts(name="functionalization", built=True),
 )

@@ -50,6 +50,9 @@ UNUSED: Final[dict[str, object]] = {
 }
 
 
+_OVERFLOWING: Final = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One quantisation: what the kernel reads and writes, and its constants.
@@ -73,10 +76,10 @@ def dtype_name(dtype: torch.dtype | None) -> str:
 
 
 @functools.cache
-def overflow_code() -> int:
-    """Return what this torch makes of an e4m3fn overflow: the largest code since 2.13, NaN before."""
+def overflow_code(dtype: torch.dtype) -> int:
+    """Return what this torch makes of an overflow: of e4m3fn the largest code since 2.13, NaN before."""
     with _disable_current_modes():  # Asked while a graph is traced.
-        return int(torch.tensor(465.0).to(torch.float8_e4m3fn).view(torch.uint8))
+        return int(torch.tensor(65536.0).to(dtype).view(torch.uint8))
 
 
 def no_quantisation(like: Tensor) -> Plan:
@@ -174,6 +177,7 @@ def _codes(
     dtype: torch.dtype,
 ) -> dict[str, object]:
     name = dtype_name(dtype)
+    is_bounded = clamp_max is not None and clamp_min is not None
     return UNUSED | {
         "SCALING": scaling,
         "SCALED_DTYPE": dtype_name(scaled_dtype),
@@ -182,7 +186,7 @@ def _codes(
         "CODES": name,
         "CODEC": codec(target, name) or "none",
         # Within bounds nothing overflows, and kernels that differ in nothing else are one.
-        "OVERFLOW": 0x7E if clamp_max is not None and clamp_min is not None else overflow_code(),
+        "OVERFLOW": 0x7E if is_bounded or dtype not in _OVERFLOWING else overflow_code(dtype),
     }
 
 

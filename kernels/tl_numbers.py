@@ -114,6 +114,20 @@ def _e4m3fnuz(v):
 
 
 @triton.jit
+def _e5m2(v, OVERFLOW: tl.constexpr):
+    """Encode by integers: bias 15, 57344 = 0x7B, infinity = 0x7C, NaN = 0x7F. OVERFLOW as in `_e4m3fn`."""
+    bits = v.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    normal = ((magnitude + 0xFFFFF + ((magnitude >> 21) & 1)) >> 21) - (112 << 2)
+    # Subnormals: 128 has its last bit at 2^-16.
+    shifted = magnitude.to(tl.float32, bitcast=True) + 128.0
+    code = tl.where(magnitude < 0x38800000, shifted.to(tl.int32, bitcast=True) - 0x43000000, normal)
+    code = tl.where(code > 0x7B, OVERFLOW, code)
+    code = tl.where(magnitude == 0x7F800000, 0x7C, code) | ((bits >> 24) & 0x80)
+    return tl.where(magnitude > 0x7F800000, 0x7F, code).to(tl.uint8)
+
+
+@triton.jit
 def e4m3fn(v, CODEC: tl.constexpr, OVERFLOW: tl.constexpr):
     """Encode float32 as e4m3fn, as uint8: by the instruction ("hardware") or by integers ("software")."""
     if CODEC == "hardware":
@@ -134,7 +148,7 @@ def encode(
     CODEC: tl.constexpr,
     OVERFLOW: tl.constexpr,
 ):
-    """Clamp (0.0: not) and encode as "float8_e4m3fn", "float8_e4m3fnuz" or "int8", all as 8 bits."""
+    """Clamp (0.0: not) and encode as "float8_e4m3fn", "..._e4m3fnuz", "..._e5m2" or "int8", all as 8 bits."""
     if CLAMP_MIN != 0.0:
         v = at_least(v, CLAMP_MIN)
     if CLAMP_MAX != 0.0:
@@ -144,6 +158,8 @@ def encode(
         code = (v + 12582912.0 - 12582912.0).to(tl.int32).to(tl.int8)
     elif CODES == "float8_e4m3fnuz":
         code = _e4m3fnuz(v)
+    elif CODES == "float8_e5m2":
+        code = _e5m2(v, OVERFLOW)
     else:
         code = e4m3fn(v, CODEC, OVERFLOW)
     return code

@@ -14,13 +14,20 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from fuse_cache.passes.reading import RESHAPES, aten, prims
 
 _MAX_NODES = 120
+_MAX_CONSTANT = 64  # elements
 # They give back what they are given: on a row of values there is nothing to move.
-_SAME = RESHAPES | {aten.clone.default, aten.alias.default, aten.expand.default, aten.lift_fresh_copy.default}
+_SAME = RESHAPES | {
+    aten.clone.default,
+    aten.alias.default,
+    aten.expand.default,
+    aten.lift_fresh_copy.default,
+    prims.device_put.default,
+}
 _ELEMENTWISE = frozenset(
     {
         prims.convert_element_type.default,
@@ -132,7 +139,9 @@ def _inputs(node: fx.Node) -> list[fx.Node]:
 def _is_allowed(node: fx.Node) -> bool:
     if node.op == "get_attr":
         value = getattr(node.graph.owning_module, str(node.target), None)
-        return isinstance(value, Tensor) and value.numel() <= 64
+        if not isinstance(value, Tensor) or isinstance(value, FakeTensor) or value.is_meta:
+            return False  # It has no values.
+        return value.numel() <= _MAX_CONSTANT
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     if node.target in (aten.bucketize.Tensor, aten.searchsorted.Tensor):

@@ -35,7 +35,7 @@ from fuse_cache.kernels.rms_norm.op import RMS_NORM
 from fuse_cache.kernels.scaling import DIVIDE, MULTIPLY, RECIPROCAL
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-FN, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+FN, FNUZ, E5M2 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2
 MIN_SCALE = 1.0 / (448.0 * 512.0)
 
 
@@ -220,6 +220,8 @@ QUANTISER_CASES = (
     _nvfp4("nvfp4_linear", RECIPROCAL, None, MULTIPLY, -448.0, *_CODED_GUARDED, False),
     _nvfp4("nvfp4_divide_swizzled", DIVIDE, BF16, DIVIDE, 2.0**-6, *_CODED_BY_BITS, True, factor=0.0173),
     _nvfp4("nvfp4_no_global", DIVIDE, None, "none", 2.0**-9, "none", *_CODED_BY_BITS[1:], False, factor=None),
+    Case("static_e5m2", QUANT_FP8_STATIC, _one, lambda t: (DIVIDE, FP32, -57344.0, 57344.0, E5M2)),
+    Case("e5m2_unclamped", QUANT_FP8_STATIC, _one, lambda t: (RECIPROCAL, t, None, None, E5M2)),
     _group("group128_clamped_power", 128, ROW, CLAMPED_POWER),
 )
 

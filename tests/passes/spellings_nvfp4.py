@@ -52,7 +52,7 @@ def codes_by_bits(v: Tensor) -> Tensor:
 
 def codes_by_table(v: Tensor) -> Tensor:
     """By a search in the thresholds; on every second of them one more."""
-    bounds = torch.tensor(BOUNDS, device=v.device)
+    bounds = torch.tensor(BOUNDS).to(v.device)
     size = v.abs()
     code = torch.bucketize(size, bounds)
     tie = (size == 0.75) | (size == 1.75) | (size == 3.5)

@@ -17,6 +17,8 @@ from fuse_cache.server.key import KeyFields
 
 DIGEST_BYTES = 32
 MODEL_CHARS = 256
+TARGET_CHARS = 64  # "cpu-avx512", "sm_90"; memos and the log of misses keep what was asked for.
+TOOLCHAIN_BYTES = 512  # Four versions and two fingerprints: 110.
 _NAMESPACE = re.compile(r"[A-Za-z0-9._/-]{0,128}", re.ASCII)
 
 
@@ -45,6 +47,14 @@ def check_digest(name: str, digest: bytes) -> None:
         raise InvalidRequestError("REQUEST_MALFORMED", f"{name} has {len(digest)} bytes instead of 32")
 
 
+def check_target(target: str) -> None:
+    """Raises: InvalidRequestError (longer than any target's name)."""
+    if len(target) > TARGET_CHARS:
+        raise InvalidRequestError(
+            "REQUEST_MALFORMED", f"target: {len(target)} characters, the limit is {TARGET_CHARS}"
+        )
+
+
 class Gate:
     """Lets requests in that name a target, a toolchain and passes of this daemon."""
 
@@ -53,8 +63,19 @@ class Gate:
         self._reasons: dict[tuple[bytes, str, str], str | None] = {}
 
     def host(self, message: artifact_pb2.Toolchain) -> bytes:
-        """Return what `mismatch` takes for the toolchain of a host; empty when it does not say."""
-        return message.SerializeToString(deterministic=True) if message.torch else b""
+        """Return what `mismatch` takes for the toolchain of a host; empty when it does not say.
+
+        Raises:
+            InvalidRequestError: longer than a toolchain can be.
+        """
+        if not message.torch:
+            return b""
+        host_bytes = message.SerializeToString(deterministic=True)
+        if len(host_bytes) > TOOLCHAIN_BYTES:
+            raise InvalidRequestError(
+                "REQUEST_MALFORMED", f"toolchain: {len(host_bytes)} bytes, the limit is {TOOLCHAIN_BYTES}"
+            )
+        return host_bytes
 
     def mismatch(self, host_bytes: bytes, epoch: Epoch, target: str) -> str | None:
         """Return why a host with this toolchain cannot use what we build for `target`, or None.

@@ -8,7 +8,7 @@ from fuse_cache.proto.artifact_pb2 import Manifest, SignedManifest
 from fuse_cache.proto.compile_pb2 import LookupItem, LookupRequest
 from fuse_cache.proto.limits import INLINE_BYTES
 from fuse_cache.server import reply
-from fuse_cache.server.admission import Gate, check_digest, check_namespace
+from fuse_cache.server.admission import Gate, check_digest, check_namespace, check_target
 from fuse_cache.server.cache.answers import Found
 from fuse_cache.server.cache.facts import decode_facts
 from fuse_cache.server.cache.store import Store
@@ -77,6 +77,7 @@ class Lookups:
         inline_limit = min(request.inline_limit_bytes, INLINE_BYTES)
         for item in request.items:
             check_digest("request_digest", item.request_digest)
+            check_target(item.target)
             if self._gate.mismatch(host, epoch, item.target) is not None:
                 self._counters.mismatches += 1
                 results.append(reply.MISS)

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 MAX_ITEMS = 1024
 MAX_CHECKS = 8  # Of one request: each reads a whole artifact.
+MAX_LOGGED = 8  # Of one request: the log's disk is no place for what a host makes up.
 # Content that is whole and still does not run is nothing that this process can see for itself: hosts are
 # believed, once per key, so that a liar costs one compilation of each key and no more.
 _BELIEVED = frozenset({Verdict.VERDICT_LOAD_FAILED, Verdict.VERDICT_CALL_FAILED})
@@ -73,10 +74,12 @@ class Reports:
                 self.bad += count
                 suspects[item.key] = item
                 rejected[item.key] += count
-                log.warning(
-                    "bad artifact reported",
-                    extra={"key": item.key.hex()[:12], "verdict": name, "why": item.detail[:200]},
-                )
+        for item in list(suspects.values())[:MAX_LOGGED]:
+            name = Verdict.Name(item.verdict).removeprefix("VERDICT_")
+            extra = {"key": item.key.hex()[:12], "verdict": name, "why": item.detail[:200]}
+            log.warning("bad artifact reported", extra=extra)
+        if len(suspects) > MAX_LOGGED:
+            log.warning("more bad artifacts reported", extra={"keys": len(suspects) - MAX_LOGGED})
         for item in list(suspects.values())[:MAX_CHECKS]:
             await self._check(item, request.namespace, rejected[item.key])
 

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from fuse_cache.server.cache.tier import TierUnavailableError
 from fuse_cache.server.errors import InvalidRequestError, RequestError, UnavailableError, trailers
 from fuse_cache.server.metrics import Metrics
-from fuse_cache.server.undecodable import UNDECODABLE
+from fuse_cache.server.undecodable import CROWDED, UNDECODABLE
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ def _wrap(method: Callable[[Any, Any, Context], Awaitable[Answer]], *, deadline:
         try:
             if request is UNDECODABLE:
                 raise InvalidRequestError("REQUEST_MALFORMED", "the request is no message of its type")
+            if request is CROWDED:
+                raise InvalidRequestError("REQUEST_MALFORMED", "more items than any request has: 1,024")
             if deadline and context.time_remaining() is None:
                 raise InvalidRequestError("DEADLINE_REQUIRED", "set a deadline on every call")
             answer = await method(self, request, context)
@@ -63,7 +65,10 @@ def _wrap(method: Callable[[Any, Any, Context], Awaitable[Answer]], *, deadline:
             metrics.succeeded(name, time.perf_counter() - began_s)
             return answer
         metrics.requests.labels(name, raised.code.name).inc()
-        await context.abort(raised.code, raised.message, trailers(raised))
+        code, message, details = raised.code, raised.message, trailers(raised)
+        # Its traceback holds this frame: a circle that would keep the request until the collector comes by.
+        del raised
+        await context.abort(code, message, details)
         raise AssertionError("abort returned")
 
     return call

@@ -13,7 +13,7 @@ from fuse_cache.client.aliasing import SharedMemory
 from fuse_cache.client.checker import InputMismatchError
 from fuse_cache.client.client import Client, Obtained, Session, shared_client
 from fuse_cache.client.dispatch import Call, Slot, dispatch, neighbourhood, on_first_call, slot_for
-from fuse_cache.client.dump import dump_graph, dump_manifest
+from fuse_cache.client.dump import dump_graph, dump_manifest, dump_requests
 from fuse_cache.client.errors import ArtifactRejectedError, DaemonRefusedError, RemoteCompileError
 from fuse_cache.client.graph import Encoded, UnkeyableGraph, capture_ambient, encode_graph
 from fuse_cache.client.loader import ArtifactLoadError, load
@@ -84,17 +84,16 @@ class GraphBuild:
             return self.run_locally(f"not cacheable: {error.reason}")
         self._resolve(session, encoded)
         plan = plan_ranges(encoded, options, self._resolved, self._range_symbol, is_own=self._is_own)
+        wants = [self._want(encoded, compile_range) for compile_range in plan.ranges if self._target]
+        if options.dump_dir is not None:
+            dump_graph(options.dump_dir, encoded.digest, self._gm)
+            dump_requests(options.dump_dir, wants)
         if client is None or session is None:
             return self._all_local(plan, "mode is local")
         if not self._target:
             return self._all_local(plan, "no target of this version runs on this host's processor")
-        if options.dump_dir is not None:
-            dump_graph(options.dump_dir, encoded.digest, self._gm)
-        wants = [self._want(encoded, compile_range) for compile_range in plan.ranges]
-        slots = []
-        for want, answer in zip(wants, client.obtain(wants, session), strict=True):
-            slots.append(self._slot(client, encoded, want, answer))
-        return self._dispatch(slots, plan)
+        answers = zip(wants, client.obtain(wants, session), strict=True)
+        return self._dispatch([self._slot(client, encoded, *answer) for answer in answers], plan)
 
     def run_locally(self, reason: str) -> Call:
         """Return a callable compiled here, without asking anybody. Errors as of the backend."""

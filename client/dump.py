@@ -16,7 +16,9 @@ from typing import Any
 from google.protobuf.message import Message
 from torch.fx import GraphModule
 
+from fuse_cache.client.graph_file import SUFFIX, graph_file
 from fuse_cache.client.reports import GraphReport
+from fuse_cache.client.verify import Want
 from fuse_cache.proto.artifact_pb2 import Manifest
 
 _log = logging.getLogger("fuse_cache.client")
@@ -26,6 +28,14 @@ _NAME_DIGITS = 16  # of a digest, as much of it as the command line asks for
 def dump_graph(folder: Path, digest: bytes, gm: GraphModule) -> None:
     """Write the graph that is sent, as Dynamo printed it, to `graph.<digest>.py`."""
     _write(folder, f"graph.{_short(digest)}.py", lambda: gm.print_readable(print_output=False))
+
+
+def dump_requests(folder: Path, wants: Sequence[Want]) -> None:
+    """Write what is asked for each range to `request.<digest>.fcgraph`: `fuse-cache explain fusions` reads
+    it."""
+    for want in wants:
+        data = functools.partial(graph_file, want.graph, want.fields.encode())
+        _write_bytes(folder, f"request.{_short(want.request_digest)}{SUFFIX}", data)
 
 
 def dump_manifest(folder: Path, manifest: Manifest) -> None:
@@ -45,14 +55,17 @@ def dump_reports(folder: Path, reports: Sequence[GraphReport]) -> None:
 
 
 def pass_table(report: GraphReport) -> str:
-    """Return the passes of one artifact as lines of text: name, on or off, matches, why."""
+    """Return the passes of one artifact as lines of text: name, on or off, matches of candidates, time, bytes
+    saved, why."""
     width = max((len(row["name"]) for row in report.passes), default=0)
     lines = [
-        f"{row['name']:<{width}}  {'on ' if row['on'] else 'off'}  {row['matches']:>5}  {row['reason']}"
+        f"{row['name']:<{width}}  {'on ' if row['on'] else 'off'}  {row['matches']:>5}  "
+        f"{row['candidates']:>5}  {row['milliseconds']:>8.1f}  {row['bytes_saved']:>11}  {row['reason']}"
         for row in report.passes
     ]
     lines += [f"near miss: {' '.join(filter(None, miss.values()))}" for miss in report.near_misses]
-    return "\n".join([f"{'pass':<{width}}  run  found  why", *lines]) + "\n"
+    head = f"{'pass':<{width}}  run  found     of        ms  bytes saved  why"
+    return "\n".join([head, *lines]) + "\n"
 
 
 def plain(message: Message) -> dict[str, Any]:
@@ -75,9 +88,13 @@ def _short(digest: bytes) -> str:
 
 
 def _write(folder: Path, name: str, text: Callable[[], str]) -> None:
+    _write_bytes(folder, name, lambda: text().encode())
+
+
+def _write_bytes(folder: Path, name: str, data: Callable[[], bytes]) -> None:
     """Write one file; where that fails, say so: no model goes without its artifact for a dump."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text(), encoding="utf-8")
+        (folder / name).write_bytes(data())
     except Exception as error:  # torch's printer included
         _log.warning("dump_dir: %s was not written: %s: %s", name, type(error).__name__, error)

@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule
 
 from fuse_cache.client.options import CompileOptions
-from fuse_cache.client.reports import GraphReport, cudagraph_mode
+from fuse_cache.client.reports import GraphReport, cudagraph_mode, pass_row
 from fuse_cache.proto.pass_config import ResolvedPassConfig
 from fuse_cache.proto.request import Range
 
@@ -145,8 +145,7 @@ def _passes(
             for miss in manager.near_misses()
         ]
         report.passes = [
-            {"name": record.name, "on": record.on, "reason": record.reason, "matches": record.matches}
-            for record in manager.report()
+            pass_row(record.name, record.on, record.reason, record) for record in manager.report()
         ]
 
     return patches, describe

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, Literal, Protocol, TypeAlias, overload
 
 from fuse_cache.client.forklock import ForkLock
-from fuse_cache.proto.artifact_pb2 import Manifest
+from fuse_cache.proto.artifact_pb2 import Manifest, PassRecord
 from fuse_cache.proto.pass_config import ResolvedPassConfig
 from fuse_cache.proto.request import Range
 
@@ -40,7 +40,9 @@ class GraphReport:
     used: bool = False
     nodes: int = 0
     cudagraph_mode: str = "NONE"
-    passes: list[dict[str, Any]] = field(default_factory=list)  # every pass: name, on, reason, matches
+    # Every pass: name, on, reason, candidates, matches, milliseconds, bytes_saved (an estimate for one call, 0
+    # where sizes are symbolic), as they were when the artifact was built.
+    passes: list[dict[str, Any]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the same as plain data: what JSON can hold."""
@@ -70,11 +72,37 @@ def describe_manifest(
         {"pass": getattr(miss, "pass"), "reason": miss.reason, "node": miss.node, "detail": miss.detail}
         for miss in manifest.near_misses
     ]
-    matches = {row.name: row.matches for row in manifest.passes}
+    rows = {row.name: row for row in manifest.passes}
     report.passes = [
-        {"name": name, "on": on, "reason": reason, "matches": matches.get(name, 0)}
+        pass_row(name, on, reason, rows.get(name, PassRecord()))
         for name, on, reason in resolved.reasons(compile_range)
     ]
+
+
+class PassNumbers(Protocol):
+    """What a pass did: a manifest's record or one of the passes' own."""
+
+    @property
+    def candidates(self) -> int: ...
+    @property
+    def matches(self) -> int: ...
+    @property
+    def milliseconds(self) -> float: ...
+    @property
+    def bytes_saved(self) -> int: ...
+
+
+def pass_row(name: str, on: bool, reason: str, did: PassNumbers) -> dict[str, Any]:
+    """Return one row of `GraphReport.passes`."""
+    return {
+        "name": name,
+        "on": on,
+        "reason": reason,
+        "candidates": did.candidates,
+        "matches": did.matches,
+        "milliseconds": did.milliseconds,
+        "bytes_saved": did.bytes_saved,
+    }
 
 
 _lock = ForkLock()  # Guards _reports. Nothing else is taken while it is held.

@@ -25,7 +25,9 @@ from fuse_cache.passes.order import PLACES
 PACKAGE = "fuse_cache"
 MANAGER = "fuse_cache.passes.manager"
 # What only tells about a compilation cannot change it.
-TELLS_ONLY = frozenset({"fuse_cache.passes.dump", "fuse_cache.passes.fingerprint"})
+TELLS_ONLY = frozenset(
+    {"fuse_cache.passes.dump", "fuse_cache.passes.record", "fuse_cache.passes.fingerprint"}
+)
 _EPOCH_FOLDERS = ("passes", "kernels", "server/worker")
 
 

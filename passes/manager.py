@@ -14,7 +14,7 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from fuse_cache.passes.base import NearMiss, Outcome, Pass, PassError, Setting
-from fuse_cache.passes.dump import Dumper
+from fuse_cache.passes.dump import Dumper, Observer
 from fuse_cache.passes.fingerprint import Fingerprints, fingerprints, installed_root
 from fuse_cache.passes.order import PLACES, Stage
 from fuse_cache.passes.rounding import rounding_patches
@@ -78,12 +78,12 @@ class StagePass(CustomGraphPass):
         names: tuple[str, ...],
         setting: Setting,
         journal: _Journal | None = None,
-        dumper: Dumper | None = None,
+        observers: tuple[Observer, ...] = (),
     ) -> None:
         self._names = names
         self._setting = setting
         self._journal = journal or _Journal()
-        self._dumper = dumper
+        self._observers = observers
 
     def __call__(self, graph: fx.Graph) -> None:
         """Run the passes in order; each must leave a legal graph with the same inputs, outputs, writes."""
@@ -91,8 +91,8 @@ class StagePass(CustomGraphPass):
             return  # A training graph: what it saves for the backward is not ours to change.
         promise = promise_of(graph)
         for name in self._names:
-            if self._dumper is not None:
-                self._dumper.graph(graph, name, "before")
+            for observer in self._observers:
+                observer.graph(graph, name, "before")
             started = time.perf_counter()
             try:
                 outcome = load_pass(name).run(graph, self._setting)
@@ -102,8 +102,8 @@ class StagePass(CustomGraphPass):
             except Exception as error:
                 raise PassError(name, f"{type(error).__name__}: {error}") from error
             self._journal.add(name, outcome, time.perf_counter() - started)
-            if self._dumper is not None:
-                self._dumper.graph(graph, name, "after")
+            for observer in self._observers:
+                observer.graph(graph, name, "after")
 
     def uuid(self) -> str:
         """Return the id for Inductor's keys: order and sources of the passes, and the setting."""
@@ -125,19 +125,26 @@ class PassManager:
 
     `inductor_patches()` goes into the options of the compilation; afterwards `report()` and `near_misses()`
     tell what happened. Where Inductor answered from a cache of its own no pass ran, and `ran` is False.
+    `observer` is told the graph before and after each pass, as is the writer of `dump_dir`.
     """
 
     def __init__(
-        self, resolved: ResolvedPassConfig, compile_range: Range, target: str, *, dump_dir: Path | None = None
+        self,
+        resolved: ResolvedPassConfig,
+        compile_range: Range,
+        target: str,
+        *,
+        dump_dir: Path | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._resolved = resolved
         self._range = compile_range
         self._active = resolved.active_passes(compile_range)
         self._setting = Setting(target)
         self._journal = _Journal()
-        self._dumper = None
+        self._observers: tuple[Observer, ...] = () if observer is None else (observer,)
         if dump_dir is not None:
-            self._dumper = Dumper(dump_dir, repr((target, compile_range, self._active)))
+            self._observers += (Dumper(dump_dir, repr((target, compile_range, self._active))),)
 
     @property
     def ran(self) -> bool:
@@ -155,12 +162,12 @@ class PassManager:
         for stage in Stage:
             names = tuple(name for name in self._active if PLACES[name].stage is stage)
             if names:
-                patches[stage.value] = StagePass(names, self._setting, self._journal, self._dumper)
-        if self._dumper is not None:
+                patches[stage.value] = StagePass(names, self._setting, self._journal, self._observers)
+        for observer in self._observers:
             if gm is not None:
-                self._dumper.name_after(gm.graph)
+                observer.name_after(gm.graph)
             for name in self._active:
-                self._dumper.patterns(load_pass(name))
+                observer.patterns_of(load_pass(name))
         return patches
 
     def report(self) -> tuple[PassRecord, ...]:

@@ -143,6 +143,32 @@ VERDICT_LOAD_FAILED: Verdict.ValueType  # 5
 VERDICT_CALL_FAILED: Verdict.ValueType  # 6
 global___Verdict = Verdict
 
+class _Mark:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _MarkEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Mark.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    MARK_KEPT: _Mark.ValueType  # 0
+    MARK_REMOVED: _Mark.ValueType  # 1
+    """In `before` only."""
+    MARK_ADDED: _Mark.ValueType  # 2
+    """In `after` only."""
+    MARK_REWIRED: _Mark.ValueType  # 3
+    """The same node, which reads others now."""
+
+class Mark(_Mark, metaclass=_MarkEnumTypeWrapper):
+    """What became of a node in one pass."""
+
+MARK_KEPT: Mark.ValueType  # 0
+MARK_REMOVED: Mark.ValueType  # 1
+"""In `before` only."""
+MARK_ADDED: Mark.ValueType  # 2
+"""In `after` only."""
+MARK_REWIRED: Mark.ValueType  # 3
+"""The same node, which reads others now."""
+global___Mark = Mark
+
 @typing.final
 class LookupItem(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -625,6 +651,7 @@ class ExplainRequest(google.protobuf.message.Message):
     KEY_FIELD_NUMBER: builtins.int
     GRAPH_FIELD_NUMBER: builtins.int
     REQUEST_FIELD_NUMBER: builtins.int
+    WITH_GRAPHS_FIELD_NUMBER: builtins.int
     namespace: builtins.str
     miss_request_digest: builtins.bytes
     """Empty bytes: the recent misses."""
@@ -632,6 +659,8 @@ class ExplainRequest(google.protobuf.message.Message):
     graph: builtins.bytes
     request: builtins.bytes
     """With `graph`: the request fields to explain it under."""
+    with_graphs: builtins.bool
+    """With `key`: also what each pass changed. A sent graph always has it."""
     def __init__(
         self,
         *,
@@ -640,9 +669,10 @@ class ExplainRequest(google.protobuf.message.Message):
         key: builtins.bytes = ...,
         graph: builtins.bytes = ...,
         request: builtins.bytes = ...,
+        with_graphs: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["graph", b"graph", "key", b"key", "miss_request_digest", b"miss_request_digest", "subject", b"subject"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["graph", b"graph", "key", b"key", "miss_request_digest", b"miss_request_digest", "namespace", b"namespace", "request", b"request", "subject", b"subject"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["graph", b"graph", "key", b"key", "miss_request_digest", b"miss_request_digest", "namespace", b"namespace", "request", b"request", "subject", b"subject", "with_graphs", b"with_graphs"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["subject", b"subject"]) -> typing.Literal["miss_request_digest", "key", "graph"] | None: ...
 
 global___ExplainRequest = ExplainRequest
@@ -714,21 +744,95 @@ class Miss(google.protobuf.message.Message):
 global___Miss = Miss
 
 @typing.final
-class GraphDump(google.protobuf.message.Message):
+class DumpNode(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    PASS_FIELD_NUMBER: builtins.int
-    BEFORE_FIELD_NUMBER: builtins.int
-    AFTER_FIELD_NUMBER: builtins.int
-    before: builtins.str
-    after: builtins.str
+    NAME_FIELD_NUMBER: builtins.int
+    CALL_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    MARK_FIELD_NUMBER: builtins.int
+    INPUTS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    call: builtins.str
+    """"aten.mul.Tensor(x, y)", cut where it is long."""
+    value: builtins.str
+    """"bfloat16[4, 64]" """
+    mark: global___Mark.ValueType
+    @property
+    def inputs(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Places in the same list of the nodes that it reads, of those shown."""
+
     def __init__(
         self,
         *,
-        before: builtins.str = ...,
-        after: builtins.str = ...,
+        name: builtins.str = ...,
+        call: builtins.str = ...,
+        value: builtins.str = ...,
+        mark: global___Mark.ValueType = ...,
+        inputs: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["after", b"after", "before", b"before", "pass", b"pass"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["call", b"call", "inputs", b"inputs", "mark", b"mark", "name", b"name", "value", b"value"]) -> None: ...
+
+global___DumpNode = DumpNode
+
+@typing.final
+class DumpSite(google.protobuf.message.Message):
+    """One place that a pass changed, with the nodes around it. Places with equal changes are shown once."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: builtins.int
+    AFTER_FIELD_NUMBER: builtins.int
+    TIMES_FIELD_NUMBER: builtins.int
+    ALSO_AT_FIELD_NUMBER: builtins.int
+    times: builtins.int
+    """How many places were changed so, this one included."""
+    @property
+    def before(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DumpNode]: ...
+    @property
+    def after(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DumpNode]: ...
+    @property
+    def also_at(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """A node of each of the others, the first hundred of them."""
+
+    def __init__(
+        self,
+        *,
+        before: collections.abc.Iterable[global___DumpNode] | None = ...,
+        after: collections.abc.Iterable[global___DumpNode] | None = ...,
+        times: builtins.int = ...,
+        also_at: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after", b"after", "also_at", b"also_at", "before", b"before", "times", b"times"]) -> None: ...
+
+global___DumpSite = DumpSite
+
+@typing.final
+class GraphDump(google.protobuf.message.Message):
+    """What one pass changed. A pass that changed nothing has no sites."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PASS_FIELD_NUMBER: builtins.int
+    NODES_BEFORE_FIELD_NUMBER: builtins.int
+    NODES_AFTER_FIELD_NUMBER: builtins.int
+    SITES_FIELD_NUMBER: builtins.int
+    SITES_LEFT_OUT_FIELD_NUMBER: builtins.int
+    nodes_before: builtins.int
+    nodes_after: builtins.int
+    sites_left_out: builtins.int
+    """Changes of other kinds than those shown."""
+    @property
+    def sites(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DumpSite]: ...
+    def __init__(
+        self,
+        *,
+        nodes_before: builtins.int = ...,
+        nodes_after: builtins.int = ...,
+        sites: collections.abc.Iterable[global___DumpSite] | None = ...,
+        sites_left_out: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nodes_after", b"nodes_after", "nodes_before", b"nodes_before", "pass", b"pass", "sites", b"sites", "sites_left_out", b"sites_left_out"]) -> None: ...
 
 global___GraphDump = GraphDump
 
@@ -741,6 +845,15 @@ class ExplainResponse(google.protobuf.message.Message):
     NEAR_MISSES_FIELD_NUMBER: builtins.int
     DUMPS_FIELD_NUMBER: builtins.int
     PATTERNS_FIELD_NUMBER: builtins.int
+    GRAPHS_MISSING_FIELD_NUMBER: builtins.int
+    TARGET_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    RANGE_FIELD_NUMBER: builtins.int
+    graphs_missing: builtins.str
+    """Why there are no dumps though they were asked for."""
+    target: builtins.str
+    nodes: builtins.int
+    """Of the graph as it was sent."""
     @property
     def misses(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Miss]: ...
     @property
@@ -753,6 +866,8 @@ class ExplainResponse(google.protobuf.message.Message):
     def patterns(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[fuse_cache.proto.artifact_pb2.KeyField]:
         """name -> readable Python"""
 
+    @property
+    def range(self) -> fuse_cache.proto.artifact_pb2.CompileRange: ...
     def __init__(
         self,
         *,
@@ -761,8 +876,13 @@ class ExplainResponse(google.protobuf.message.Message):
         near_misses: collections.abc.Iterable[fuse_cache.proto.artifact_pb2.NearMiss] | None = ...,
         dumps: collections.abc.Iterable[global___GraphDump] | None = ...,
         patterns: collections.abc.Iterable[fuse_cache.proto.artifact_pb2.KeyField] | None = ...,
+        graphs_missing: builtins.str = ...,
+        target: builtins.str = ...,
+        nodes: builtins.int = ...,
+        range: fuse_cache.proto.artifact_pb2.CompileRange | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dumps", b"dumps", "misses", b"misses", "near_misses", b"near_misses", "passes", b"passes", "patterns", b"patterns"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["range", b"range"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["dumps", b"dumps", "graphs_missing", b"graphs_missing", "misses", b"misses", "near_misses", b"near_misses", "nodes", b"nodes", "passes", b"passes", "patterns", b"patterns", "range", b"range", "target", b"target"]) -> None: ...
 
 global___ExplainResponse = ExplainResponse
 

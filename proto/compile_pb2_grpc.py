@@ -124,7 +124,10 @@ class CompileServicer(object):
 
     def Explain(self, request, context):
         """Explains why a request digest missed, or what the passes did in a stored artifact or a sent graph. Role: reader.
-        Errors: NOT_FOUND (nothing known of it), INVALID_ARGUMENT.
+        A sent graph, and `with_graphs` of a stored one, cost a run of the passes in a worker: seconds, one at a time. The
+        daemon keeps the graphs that it compiled lately; of others `graphs_missing` says why there are none.
+        Errors: NOT_FOUND (nothing known of it), INVALID_ARGUMENT (also: the passes cannot run on this graph),
+        UNAVAILABLE (no worker, or it died).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

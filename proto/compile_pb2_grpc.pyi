@@ -83,7 +83,10 @@ class CompileStub:
         fuse_cache.proto.compile_pb2.ExplainResponse,
     ]
     """Explains why a request digest missed, or what the passes did in a stored artifact or a sent graph. Role: reader.
-    Errors: NOT_FOUND (nothing known of it), INVALID_ARGUMENT.
+    A sent graph, and `with_graphs` of a stored one, cost a run of the passes in a worker: seconds, one at a time. The
+    daemon keeps the graphs that it compiled lately; of others `graphs_missing` says why there are none.
+    Errors: NOT_FOUND (nothing known of it), INVALID_ARGUMENT (also: the passes cannot run on this graph),
+    UNAVAILABLE (no worker, or it died).
     """
 
     Capabilities: grpc.UnaryUnaryMultiCallable[
@@ -146,7 +149,10 @@ class CompileAsyncStub:
         fuse_cache.proto.compile_pb2.ExplainResponse,
     ]
     """Explains why a request digest missed, or what the passes did in a stored artifact or a sent graph. Role: reader.
-    Errors: NOT_FOUND (nothing known of it), INVALID_ARGUMENT.
+    A sent graph, and `with_graphs` of a stored one, cost a run of the passes in a worker: seconds, one at a time. The
+    daemon keeps the graphs that it compiled lately; of others `graphs_missing` says why there are none.
+    Errors: NOT_FOUND (nothing known of it), INVALID_ARGUMENT (also: the passes cannot run on this graph),
+    UNAVAILABLE (no worker, or it died).
     """
 
     Capabilities: grpc.aio.UnaryUnaryMultiCallable[
@@ -221,7 +227,10 @@ class CompileServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[fuse_cache.proto.compile_pb2.ExplainResponse, collections.abc.Awaitable[fuse_cache.proto.compile_pb2.ExplainResponse]]:
         """Explains why a request digest missed, or what the passes did in a stored artifact or a sent graph. Role: reader.
-        Errors: NOT_FOUND (nothing known of it), INVALID_ARGUMENT.
+        A sent graph, and `with_graphs` of a stored one, cost a run of the passes in a worker: seconds, one at a time. The
+        daemon keeps the graphs that it compiled lately; of others `graphs_missing` says why there are none.
+        Errors: NOT_FOUND (nothing known of it), INVALID_ARGUMENT (also: the passes cannot run on this graph),
+        UNAVAILABLE (no worker, or it died).
         """
 
     @abc.abstractmethod

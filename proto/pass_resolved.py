@@ -170,7 +170,10 @@ def resolved_from(on: Mapping[str, TokenLimits]) -> ResolvedPassConfig:
     """Return the configuration in which exactly these passes are on, and those that serve them."""
     switches = {
         facts.name: PassSwitch(
-            facts.name, facts.name in on, "as requested", on.get(facts.name, TokenLimits())
+            facts.name,
+            facts.name in on,
+            "as requested" if facts.built else "not built in this version",
+            on.get(facts.name, TokenLimits()),
         )
         for facts in PIPELINE
         if facts.field

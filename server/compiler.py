@@ -19,6 +19,7 @@ from fuse_cache.server.epoch import Epoch
 from fuse_cache.server.errors import RequestError
 from fuse_cache.server.freshness import Freshness
 from fuse_cache.server.jobs import Event, Failure, Job, Jobs, Result, State
+from fuse_cache.server.kept_graphs import KeptGraphs
 from fuse_cache.server.key import KeyFields
 from fuse_cache.server.metrics import Metrics
 from fuse_cache.server.publish import Sealed, seal
@@ -62,6 +63,7 @@ class Compiler:
         checker: GraphChecker,
         store: Store,
         work: WorkFolder,
+        kept: KeptGraphs,
         seeds: Seeds,
         freshness: Freshness,
         signing_key: SigningKey,
@@ -74,6 +76,7 @@ class Compiler:
         self._checker = checker
         self._store = store
         self._work = work
+        self._kept = kept
         self._seeds = seeds
         self._freshness = freshness
         self._signing_key = signing_key
@@ -175,6 +178,8 @@ class Compiler:
             self._fail(job, "INTERNAL", f"{type(error).__name__}: {error}", job.stage, False)
         else:
             self._metrics.compile_ends.labels("DONE").inc()
+            if job.folder is not None:
+                self._kept.keep(job.key, job.folder)
             self._close(job)
             self._jobs.apply(job, Event.BUILT, result=result)
 

@@ -32,11 +32,13 @@ from fuse_cache.server.follow import Follower
 from fuse_cache.server.freshness import Freshness
 from fuse_cache.server.http import HttpPages
 from fuse_cache.server.jobs import Jobs
+from fuse_cache.server.kept_graphs import KeptGraphs
 from fuse_cache.server.keys import load_keys
 from fuse_cache.server.listen import bind
 from fuse_cache.server.lookup import Lookups
 from fuse_cache.server.metrics import Metrics
 from fuse_cache.server.misses import MissLog
+from fuse_cache.server.pass_runs import PassRuns
 from fuse_cache.server.recalls import Recalls
 from fuse_cache.server.reports import Reports
 from fuse_cache.server.seeds import Seeds
@@ -105,6 +107,7 @@ class Daemon:
             max_content_bytes=CONTENT_BYTES,
         )
         self._checker = GraphChecker(link)
+        kept = KeptGraphs(work.path / "graphs")
         self._seeds = Seeds(config.work_dir / "seeds", work, pool, seed_entry)
         self._compiler = Compiler(
             jobs=jobs,
@@ -112,6 +115,7 @@ class Daemon:
             checker=self._checker,
             store=store,
             work=work,
+            kept=kept,
             seeds=self._seeds,
             freshness=freshness,
             signing_key=signing_key,
@@ -139,7 +143,12 @@ class Daemon:
             ),
             streams=ContentStreams(store, grants, metrics),
             reports=reports,
-            explainer=Explainer(store, misses),
+            explainer=Explainer(
+                store,
+                misses,
+                PassRuns(checker=self._checker, pool=pool, work=work, op_modules=config.op_modules),
+                kept,
+            ),
             gate=gate,
             freshness=freshness,
             status=status,

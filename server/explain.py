@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from fuse_cache.proto.artifact_pb2 import KeyField, Manifest, SignedManifest
@@ -10,20 +11,28 @@ from fuse_cache.proto.compile_pb2 import Miss as WireMiss
 from fuse_cache.server.admission import Admitted, check_digest
 from fuse_cache.server.cache.store import Store
 from fuse_cache.server.errors import InvalidRequestError, NotFoundError
+from fuse_cache.server.kept_graphs import KeptGraphs
 from fuse_cache.server.key import difference
 from fuse_cache.server.misses import Described, Miss, MissLog
+from fuse_cache.server.pass_runs import PassRuns
 
 RECENT = 20  # Misses of one answer.
 NEAREST = 3  # Entries compared with each, of those examined the ones with the fewest differences.
+_NOT_KEPT = (
+    "this daemon no longer has the graph: an artifact is stored without it. Compile once more with option "
+    "dump_dir, and explain the .fcgraph file that is written there"
+)
 EXAMINED = 512  # Manifests read for one answer: 30 ms of disk reads in the store's threads.
 
 
 class Explainer:
     """Answers `Explain`."""
 
-    def __init__(self, store: Store, misses: MissLog) -> None:
+    def __init__(self, store: Store, misses: MissLog, runs: PassRuns, kept: KeptGraphs) -> None:
         self._store = store
         self._misses = misses
+        self._runs = runs
+        self._kept = kept
 
     def note_miss(self, admitted: Admitted) -> None:
         """Note all fields of a request that went on to Compile."""
@@ -35,26 +44,41 @@ class Explainer:
 
         Raises:
             NotFoundError: nothing is known of it.
-            InvalidRequestError: malformed.
+            InvalidRequestError: malformed, or the passes cannot run on it.
+            BusyError, UnavailableError: no worker has time for a run of the passes.
         """
         subject = request.WhichOneof("subject")
         if subject == "key":
-            return await self._artifact(request.namespace, request.key)
+            return await self._artifact(request.namespace, request.key, with_graphs=request.with_graphs)
         if subject == "miss_request_digest":
             return await self._explain_misses(request.namespace, request.miss_request_digest)
         if subject == "graph":
-            raise InvalidRequestError(
-                "REQUEST_MALFORMED",
-                "this version explains stored artifacts only: compile it, then ask by key",
-            )
-        raise InvalidRequestError("REQUEST_MALFORMED", "name a miss or a key")
+            return await self._runs.run(request.graph, request.request)
+        raise InvalidRequestError("REQUEST_MALFORMED", "name a miss, a key or a graph")
 
-    async def _artifact(self, namespace: str, key: bytes) -> ExplainResponse:
+    async def _artifact(self, namespace: str, key: bytes, *, with_graphs: bool) -> ExplainResponse:
         check_digest("key", key)
         manifest = await self._manifest(key)
         if manifest is None or manifest.namespace != namespace:
             raise NotFoundError("UNSPECIFIED", "no such artifact in this namespace")
-        return ExplainResponse(passes=manifest.passes, near_misses=manifest.near_misses)
+        told = ExplainResponse(
+            passes=manifest.passes,
+            near_misses=manifest.near_misses,
+            target=manifest.target,
+            nodes=manifest.nodes,
+            range=manifest.range,
+        )
+        if not with_graphs:
+            return told
+        kept = await asyncio.to_thread(self._kept.find, key)
+        if kept is None:
+            told.graphs_missing = _NOT_KEPT
+            return told
+        again = await self._runs.run(*kept)
+        # The table stays that of the build: it is what was signed.
+        told.dumps.extend(again.dumps)
+        told.patterns.extend(again.patterns)
+        return told
 
     async def _explain_misses(self, namespace: str, digest: bytes) -> ExplainResponse:
         if digest:

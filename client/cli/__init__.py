@@ -26,6 +26,9 @@ _COMMANDS = {
     "keygen": "keygen",
 }
 
+# Command with commands of its own -> them. Its module has its name.
+_GROUPS = {"explain": ("miss", "fusions")}
+
 
 def _app(only: str | None) -> typer.Typer:
     """Return the command line with all commands, or with `only` one where that is known already."""
@@ -37,9 +40,16 @@ def _app(only: str | None) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for name in [only] if only in _COMMANDS else _COMMANDS:
-        module = importlib.import_module(f"fuse_cache.client.cli.{_COMMANDS[name]}")
-        app.command(name=name)(_exiting(getattr(module, name)))
+    known = [*_COMMANDS, *_GROUPS]
+    for name in [only] if only in known else known:
+        module = importlib.import_module(f"fuse_cache.client.cli.{_COMMANDS.get(name, name)}")
+        if name in _COMMANDS:
+            app.command(name=name)(_exiting(getattr(module, name)))
+            continue
+        group = typer.Typer(no_args_is_help=True, help=module.__doc__)
+        for inner in _GROUPS[name]:
+            group.command(name=inner)(_exiting(getattr(module, inner)))
+        app.add_typer(group, name=name)
     app.callback()(_nothing)  # With one command Typer would take its name for an argument.
     return app
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from fuse_cache.client.channel import Endpoint
-from fuse_cache.client.errors import DaemonRefusedError, DaemonUnavailableError
+from fuse_cache.client.errors import DaemonRefusedError, DaemonUnavailableError, OptionError
 from fuse_cache.client.forksafe import grpc
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.settings import load_options
@@ -52,7 +52,7 @@ class Connection:
         """Wait for a sign of life. Errors as of `errors`."""
         self._endpoint.await_life()
 
-    def call(self, method: Callable[..., _T], request: object) -> _T:
+    def call(self, method: Callable[..., _T], request: object, *, timeout_s: float = CALL_S) -> _T:
         """Make a unary call.
 
         Raises:
@@ -60,7 +60,7 @@ class Connection:
         """
         with self.errors():
             self._endpoint.await_life()
-            return method(request, timeout=CALL_S, metadata=self.metadata)
+            return method(request, timeout=timeout_s, metadata=self.metadata)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -91,3 +91,14 @@ def print_json(value: Any) -> None:
     """Print one JSON document."""
     json.dump(value, sys.stdout, indent=2)
     sys.stdout.write("\n")
+
+
+def key_prefix(text: str) -> str:
+    """Return a key or the beginning of one as the daemon takes it.
+
+    Raises:
+        OptionError: it is none.
+    """
+    if not 8 <= len(text) <= 64 or not all(digit in "0123456789abcdef" for digit in text.lower()):
+        raise OptionError(f"{text!r} is no key: give 8 to 64 hex digits, as `fuse-cache ls` shows them")
+    return text.lower()

@@ -9,8 +9,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fuse_cache.client.cli.connection import EndpointOption, JsonOption, connect, print_json
+from fuse_cache.client.cli.connection import EndpointOption, JsonOption, connect, key_prefix, print_json
 from fuse_cache.client.errors import OptionError
+from fuse_cache.client.explain.summary import passes_as_dicts
 from fuse_cache.proto import admin_pb2
 from fuse_cache.proto.artifact_pb2 import CompileRange, Manifest, Toolchain
 
@@ -92,7 +93,7 @@ def show(
 ) -> None:
     """Show one artifact: the parts of its key, its passes, its near misses."""
     daemon = connect(endpoint)
-    answer = daemon.call(daemon.admin().Show, admin_pb2.ShowRequest(key_prefix=_key_prefix(key)))
+    answer = daemon.call(daemon.admin().Show, admin_pb2.ShowRequest(key_prefix=key_prefix(key)))
     manifest = Manifest.FromString(answer.manifest.manifest)
     plain = {
         **entry_as_dict(answer.entry),
@@ -103,16 +104,7 @@ def show(
         "toolchain": toolchain_as_dict(manifest.toolchain),
         "signed": bool(answer.manifest.signature),
         "parts": {field.name: field.value for field in manifest.key_fields},
-        "passes": [
-            {
-                "name": row.name,
-                "on": row.on,
-                "reason": row.reason,
-                "candidates": row.candidates,
-                "matches": row.matches,
-            }
-            for row in manifest.passes
-        ],
+        "passes": passes_as_dicts(manifest.passes),
         "near_misses": [
             {"pass": getattr(miss, "pass"), "reason": miss.reason, "node": miss.node, "detail": miss.detail}
             for miss in manifest.near_misses
@@ -159,7 +151,7 @@ def rm(
     """Remove artifacts."""
     if not key and builder is None:
         raise OptionError("rm: name a KEY, or a builder with --builder ID")
-    prefixes = [_key_prefix(item) for item in key or []]
+    prefixes = [key_prefix(item) for item in key or []]
     daemon = connect(endpoint)
     answer = daemon.call(
         daemon.admin().Remove, admin_pb2.RemoveRequest(key_prefixes=prefixes, builder=builder or "")
@@ -209,12 +201,6 @@ def toolchain_as_dict(toolchain: Toolchain) -> dict[str, str]:
         "torch_fingerprint": toolchain.torch_fingerprint.hex(),
         "triton_fingerprint": toolchain.triton_fingerprint.hex(),
     }
-
-
-def _key_prefix(text: str) -> str:
-    if not 8 <= len(text) <= 64 or not all(digit in "0123456789abcdef" for digit in text.lower()):
-        raise OptionError(f"{text!r} is no key: give 8 to 64 hex digits, as `fuse-cache ls` shows them")
-    return text.lower()
 
 
 def _text(value: object) -> str:

@@ -155,7 +155,9 @@ def run_build(build: Build, folder: Path, events_fd: int) -> int:
             load_function(entry)(seed_dir, (target,))
             write_built(folder, Built(content=b"seed"))
         else:
-            write_built(folder, build(read_job(folder), emit))
+            job = read_job(folder)
+            run: Build = cast(Build, load_function(job.entry)) if job.entry else build
+            write_built(folder, run(job, emit))
         return EXIT_BUILT
     except BuildFailed as failure:
         traceback.print_exc()

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from fuse_cache.passes.dump import Observer
 from fuse_cache.passes.manager import PassManager
 from fuse_cache.proto.pass_config import PassConfigError, ResolvedPassConfig
 from fuse_cache.proto.request import RequestFields
@@ -16,8 +17,8 @@ from fuse_cache.server.worker.protocol import BuildFailed, NearMiss, PassRecord
 class Fusing:
     """Runs the passes that a request asks for."""
 
-    def __init__(self, request: RequestFields) -> None:
-        """Prepare the passes.
+    def __init__(self, request: RequestFields, observer: Observer | None = None) -> None:
+        """Prepare the passes. `observer` is told the graph before and after each.
 
         Raises:
             BuildFailed: the request's PassConfig is not one of this version.
@@ -26,7 +27,7 @@ class Fusing:
             resolved = ResolvedPassConfig.decode(request.pass_config)
         except (PassConfigError, ValueError) as error:
             raise BuildFailed("REQUEST_MALFORMED", f"pass_config: {error}", stage="passes") from error
-        self._manager = PassManager(resolved, request.range, request.target)
+        self._manager = PassManager(resolved, request.range, request.target, observer=observer)
 
     def inductor_patches(self, gm: GraphModule, options: Mapping[str, object]) -> dict[str, Any]:
         """Return the patches of Inductor's configuration that make it run the passes, over the user's

@@ -15,8 +15,10 @@ import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 from torch._guards import TracingContext, tracing
 from torch._inductor import standalone_compile
+from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._subclasses import FakeTensorMode
 
+from fuse_cache.passes.order import Stage
 from fuse_cache.server.worker.errors import NotCacheable, translate
 from fuse_cache.server.worker.rebuild import size_oblivious
 
@@ -58,7 +60,7 @@ def compile_graph(
         BuildFailed: the compiler raised.
     """
     try:
-        with _configured(patches), tracing(TracingContext(fake_mode)):
+        with _configured(patches, _FUNCTORCH_CONFIG), tracing(TracingContext(fake_mode)):
             artifact = standalone_compile(
                 gm, list(inputs), dynamic_shapes="from_tracing_context", options={}, aot=True
             )
@@ -66,6 +68,54 @@ def compile_graph(
             return _record(compiled_fn)
     except Exception as error:
         raise translate(error, "inductor") from error
+
+
+def run_passes(
+    gm: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    fake_mode: FakeTensorMode,
+    patches: Mapping[str, Any],
+) -> None:
+    """Take `gm` as far as `compile_graph` would through all passes, and generate no code.
+
+    Raises:
+        BuildFailed: a pass or the tracing before it raised.
+    """
+    last = Stage.LOWER.value
+    stop = _StopBehind(patches.get(last))
+    # A cache would answer without running a pass.
+    patched = {**patches, last: stop, "force_disable_caches": True}
+    functorch = {"enable_autograd_cache": False, "strict_autograd_cache": False}
+    try:
+        with _configured(patched, functorch), tracing(TracingContext(fake_mode)):
+            standalone_compile(gm, list(inputs), dynamic_shapes="from_tracing_context", options={}, aot=True)
+    except Exception as error:
+        if not stop.reached:
+            raise translate(error, "passes") from error
+
+
+class _PassesDone(Exception):
+    """Ends a compilation whose passes have run."""
+
+
+class _StopBehind(CustomGraphPass):
+    """Runs the last hook, if it has passes, and then ends the compilation."""
+
+    def __init__(self, last: Any) -> None:
+        self._last = last
+        self.reached = False
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        if self._last is not None:
+            self._last(graph)
+        self.reached = True
+        raise _PassesDone
+
+    def uuid(self) -> None:
+        """Have no id: nothing of it may be cached."""
+
+    def __deepcopy__(self, memo: object) -> _StopBehind:
+        return self
 
 
 def _record(compiled_fn: Any) -> Any:
@@ -80,12 +130,12 @@ def _record(compiled_fn: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _configured(patches: Mapping[str, Any]) -> Iterator[None]:
+def _configured(patches: Mapping[str, Any], functorch_patches: Mapping[str, Any]) -> Iterator[None]:
     known = inductor_config.get_config_copy()
     known_functorch = functorch_config.get_config_copy()
     config = {name: value for name, value in _CONFIG.items() if name in known}
     config["compile_threads"] = max(1, len(os.sched_getaffinity(0)))
-    functorch = {name: value for name, value in _FUNCTORCH_CONFIG.items() if name in known_functorch}
+    functorch = {name: value for name, value in functorch_patches.items() if name in known_functorch}
     with (
         warnings.catch_warnings(),
         # A pool of processes that would compile Triton, and import torch for it.

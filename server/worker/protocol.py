@@ -61,6 +61,7 @@ class Job:
     request: bytes
     op_modules: tuple[str, ...] = ()  # to import before the graph is rebuilt: they register custom operators
     seed_dir: Path | None = None
+    entry: str = ""  # another function than the fork server's own build, as `module:function`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +102,18 @@ def write_job_files(
     request: bytes,
     op_modules: tuple[str, ...] = (),
     seed_dir: Path | None = None,
+    entry: str = "",
 ) -> None:
-    """Write all of a job but its graph, which the daemon has spooled to `<folder>/graph` already."""
+    """Write all of a job but its graph, which the daemon has spooled to `<folder>/graph` already.
+
+    `entry` is called in the build's place.
+    """
     (folder / "request").write_bytes(request)
     header = {
         "job_id": job_id,
         "op_modules": list(op_modules),
         "seed_dir": None if seed_dir is None else str(seed_dir),
+        "entry": entry,
     }
     (folder / "job.json").write_text(json.dumps(header))
 
@@ -142,6 +148,7 @@ def read_job(folder: Path) -> Job:
             request=(folder / "request").read_bytes(),
             op_modules=tuple(str(name) for name in header["op_modules"]),
             seed_dir=None if seed_dir is None else Path(seed_dir),
+            entry=str(header["entry"]),
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"not a job folder: {error}") from error

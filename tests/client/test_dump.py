@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fuse_cache.client.dump import dump_graph, dump_manifest, dump_reports
-from fuse_cache.client.reports import GraphReport
+from fuse_cache.client.reports import GraphReport, pass_row
 from fuse_cache.proto.artifact_pb2 import Content, Manifest, PassRecord
 
 
@@ -28,9 +28,10 @@ def test_a_manifest_is_readable_json_with_its_bytes_as_hex(tmp_path: Path) -> No
 
 
 def test_an_artifacts_passes_are_a_table_and_local_builds_are_left_out(tmp_path: Path) -> None:
+    did = PassRecord(candidates=6, matches=4, milliseconds=1.5, bytes_saved=2048)
     rows = [
-        {"name": "noop", "on": True, "reason": "level O2", "matches": 4},
-        {"name": "fuse_norm_quant", "on": False, "reason": "not for cpu", "matches": 0},
+        pass_row("noop", True, "level O2", did),
+        pass_row("fuse_norm_quant", False, "not for cpu", PassRecord()),
     ]
     report = GraphReport(key="cd" * 32, source="compiled", passes=rows)
     dump_reports(tmp_path, [report, GraphReport(key="", source="local")])
@@ -39,8 +40,8 @@ def test_an_artifacts_passes_are_a_table_and_local_builds_are_left_out(tmp_path:
         f"artifact.{'cd' * 8}.passes.txt",
     }
     lines = (tmp_path / f"artifact.{'cd' * 8}.passes.txt").read_text().splitlines()
-    assert lines[1].split() == ["noop", "on", "4", "level", "O2"]
-    assert lines[2].split() == ["fuse_norm_quant", "off", "0", "not", "for", "cpu"]
+    assert lines[1].split() == ["noop", "on", "4", "6", "1.5", "2048", "level", "O2"]
+    assert lines[2].split() == ["fuse_norm_quant", "off", "0", "0", "0.0", "0", "not", "for", "cpu"]
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(

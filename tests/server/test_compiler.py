@@ -37,6 +37,7 @@ async def _outcome(folder: Path, error: Exception) -> tuple[Failure, Jobs]:
     jobs, work = Jobs(max_queue=4, now_s=time.monotonic), WorkFolder(folder)
     compiler = Compiler(
         jobs=jobs, pool=nothing, checker=cast(GraphChecker, _Checker(error)), store=nothing, work=work,
+        kept=nothing,
         seeds=nothing, freshness=nothing, signing_key=nothing, metrics=Metrics(), workers=1, op_modules=(),
     )  # fmt: skip
     graph = tiny_graph()
@@ -74,6 +75,7 @@ async def test_a_graph_that_comes_whole_during_a_drain_ends_its_job_once(
     jobs, work, checker = Jobs(max_queue=4, now_s=time.monotonic), WorkFolder(tmp_path), _StuckChecker()
     compiler = Compiler(
         jobs=jobs, pool=nothing, checker=cast(GraphChecker, checker), store=nothing, work=work,
+        kept=nothing,
         seeds=nothing, freshness=nothing, signing_key=nothing, metrics=Metrics(), workers=1, op_modules=(),
     )  # fmt: skip
     first = jobs.join(KEY, "first", Priority.HOST)

@@ -88,10 +88,9 @@ class GraphBuild:
         if options.dump_dir is not None:
             dump_graph(options.dump_dir, encoded.digest, self._gm)
             dump_requests(options.dump_dir, wants)
-        if client is None or session is None:
-            return self._all_local(plan, "mode is local")
-        if not self._target:
-            return self._all_local(plan, "no target of this version runs on this host's processor")
+        if client is None or session is None or not wants:
+            unfit = "no target of this version runs on this host's processor"
+            return self._all_local(plan, unfit if client else "mode is local")
         answers = zip(wants, client.obtain(wants, session), strict=True)
         return self._dispatch([self._slot(client, encoded, *answer) for answer in answers], plan)
 
@@ -101,15 +100,14 @@ class GraphBuild:
         return self._all_local(RangePlan((Range(),)), reason)
 
     def _encode(self) -> Encoded:
-        options = self._options
-        groups = {options.tp_group: GroupSpec("tp", options.tp)} if options.tp_group else None
+        group = self._options.tp_group
+        groups = {group: GroupSpec("tp", self._options.tp)} if group else None
         encoded = encode_graph(self._gm, self._example_inputs, groups=groups)
         if not encoded.graph.nodes:
             raise UnkeyableGraph("the graph computes nothing")
         # An input says so only where the graph has grad mode on, at its start or in it.
-        if any(
-            isinstance(item.meta, TensorMeta) and item.meta.requires_grad for item in encoded.graph.inputs
-        ):
+        inputs = encoded.graph.inputs
+        if any(isinstance(one.meta, TensorMeta) and one.meta.requires_grad for one in inputs):
             raise UnkeyableGraph(
                 "grad mode is on and an input requires grad: artifacts are for inference, "
                 "use torch.no_grad() or torch.inference_mode()"
@@ -133,17 +131,17 @@ class GraphBuild:
             warn_once(f"pass_config: {warning}")
 
     def _want(self, encoded: Encoded, compile_range: Range) -> Want:
-        options = self._options
         fields = RequestFields(
             graph_digest=encoded.digest,
             pass_config=self._resolved.encode(),
             range=compile_range,
             target=self._target,
-            inductor_options=options.inductor,
-            attention_backend=options.attention_backend,
+            inductor_options=self._options.inductor,
+            attention_backend=self._options.attention_backend,
             ambient=capture_ambient(),
         )
-        return Want.of(fields, encoded.data, self._resolved, allow_covering=options.compile_ranges is None)
+        may_cover = self._options.compile_ranges is None
+        return Want.of(fields, encoded.data, self._resolved, allow_covering=may_cover)
 
     def _slot(self, client: Client, encoded: Encoded, want: Want, answer: Obtained) -> Slot:
         """Return what serves one range: the artifact, or a local build."""

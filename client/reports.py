@@ -40,8 +40,8 @@ class GraphReport:
     used: bool = False
     nodes: int = 0
     cudagraph_mode: str = "NONE"
-    # Every pass: name, on, reason, candidates, matches, milliseconds, bytes_saved (an estimate for one call, 0
-    # where sizes are symbolic), as they were when the artifact was built.
+    # Every pass: name, on, reason; of the build also candidates, matches, milliseconds and bytes_saved, which
+    # is an estimate for one call, and 0 where a size is symbolic.
     passes: list[dict[str, Any]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:

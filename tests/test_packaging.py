@@ -19,7 +19,9 @@ def _tracked(folder: str) -> set[str]:
     listed = subprocess.run(
         ["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
-    return {f"fuse_cache/{line}" for line in listed.split() if line.endswith((".py", ".pyi", ".typed"))}
+    return {
+        f"fuse_cache/{line}" for line in listed.split() if line.endswith((".py", ".pyi", ".typed", ".j2"))
+    }
 
 
 def test_no_folder_of_ours_is_importable_under_its_bare_name(tmp_path: Path) -> None:

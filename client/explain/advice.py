@@ -9,20 +9,34 @@ from dataclasses import dataclass
 from fuse_cache.proto.artifact_pb2 import NearMiss
 
 ADVICE: dict[str, str] = {
-    "cast_between": "a cast stands in between, and it rounds: quantise the value in the dtype that the norm or "
-    "activation returns, or leave the cast out",
-    "other_spelling": "written in a way that no pattern knows: spell it as torch.nn.functional does (rms_norm, "
-    "silu), or report it: every spelling of public model code is to be found",
+    "cast_between": (
+        "a cast stands in between, and it rounds: quantise the value in the dtype that the norm or "
+        "activation returns, or leave the cast out"
+    ),
+    "other_spelling": (
+        "written in a way that no pattern knows: spell it as torch.nn.functional does (rms_norm, silu), "
+        "or report it: every spelling of public model code is to be found"
+    ),
     "extra_view": "a reshape stands in between: reshape before the norm, or behind the quantisation",
-    "extra_user": "something else reads a value that the fusion would do away with: let its readers share one "
-    "quantised value, or remove the other reader",
-    "dtype": "no kernel mixes these dtypes: convert the weight once, when it is loaded, to the activations' own",
-    "shape": "the sizes do not fit the kernel, such as a hidden size that is no multiple of the group: choose "
-    "another group size for this layer",
-    "size_burnt_in": "a size that was to vary is a constant in the graph: torch._dynamo.mark_dynamic the input "
-    "before the first call, and make no int of a size in the model",
-    "range": "outside the token counts for which the pass pays: give other compile_ranges, or the pass's "
-    "threshold in pass_config",
+    "extra_user": (
+        "something else reads a value that the fusion would do away with: let its readers share one "
+        "quantised value, or remove the other reader"
+    ),
+    "dtype": (
+        "no kernel mixes these dtypes: convert the weight once, when it is loaded, to the activations' own"
+    ),
+    "shape": (
+        "the sizes do not fit the kernel, such as a hidden size that is no multiple of the group: choose "
+        "another group size for this layer"
+    ),
+    "size_burnt_in": (
+        "a size that was to vary is a constant in the graph: torch._dynamo.mark_dynamic the input before "
+        "the first call, and make no int of a size in the model"
+    ),
+    "range": (
+        "outside the token counts for which the pass pays: give other compile_ranges, or the pass's "
+        "threshold in pass_config"
+    ),
     "target": "not on this target: build for another one, or switch the pass off",
     "op_missing": "no kernel for it on this target yet: nothing to change in the model",
     "guard": "fused, it would not compute what the graph says: the detail names the obstacle",

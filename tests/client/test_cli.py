@@ -15,7 +15,7 @@ from fuse_cache.client.cli import main
 from fuse_cache.proto.signing import SigningKey
 from tests.fakes import FakeDaemon
 
-COMMANDS = ("serve", "stats", "ls", "show", "rm", "doctor", "keygen")
+COMMANDS = ("serve", "stats", "ls", "show", "rm", "doctor", "keygen", "explain")
 
 
 def _run(*arguments: str) -> tuple[int, str, str]:
@@ -46,6 +46,10 @@ def test_help_names_every_command_and_each_has_help_of_its_own() -> None:
         ("show", "abc"),
         ("rm",),
         ("ls", "--endpoint", "nowhere"),
+        ("explain", "frobnicate"),
+        ("explain", "fusions"),
+        ("explain", "fusions", "no-such-file.fcgraph"),
+        ("explain", "fusions", __file__),
         ("serve", "--http", "nowhere"),
         ("serve", "--listen", "0.0.0.0:7788"),
         ("serve", "--target", "cpu-386"),
@@ -59,7 +63,15 @@ def test_wrong_usage_exits_with_two_and_says_what_is_wrong(arguments: tuple[str,
 
 
 @pytest.mark.parametrize(
-    "arguments", [("stats",), ("ls", "--json"), ("show", "0123456789"), ("rm", "0123456789")]
+    "arguments",
+    [
+        ("stats",),
+        ("ls", "--json"),
+        ("show", "0123456789"),
+        ("rm", "0123456789"),
+        ("explain", "miss"),
+        ("explain", "fusions", "0123456789"),
+    ],
 )
 def test_a_daemon_that_is_not_there_exits_with_one_and_says_what_to_do(
     arguments: tuple[str, ...], tmp_path: Path
@@ -105,7 +117,8 @@ def test_doctor_names_the_problem_and_the_remedy(daemon: FakeDaemon, endpoint: s
 def test_the_command_line_and_the_public_package_load_without_torch() -> None:
     probe = (
         "import sys, fuse_cache.client, fuse_cache.client.cli.store, fuse_cache.client.cli.doctor, "
-        "fuse_cache.client.cli.serve, fuse_cache.client.client; sys.exit('torch' in sys.modules)"
+        "fuse_cache.client.cli.serve, fuse_cache.client.cli.explain, fuse_cache.client.explain.page, "
+        "fuse_cache.client.client; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", probe], check=False, timeout=60).returncode == 0
 

@@ -105,9 +105,34 @@ def sizes(options: dict[str, Any]) -> float:
     return worst
 
 
+def normed(options: dict[str, Any]) -> float:
+    """Two norms with their quantisations, and one behind a reshape."""
+    import torch
+    from torch import Tensor
+
+    def norm(x: Tensor, weight: Tensor) -> Tensor:
+        wide = x.float()
+        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+    def quantise(x: Tensor, scale: Tensor) -> Tensor:
+        return (x.float() / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+
+    def run(x: Tensor, y: Tensor, z: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        fused = quantise(norm(x, weight), scale), quantise(norm(y, weight), scale)
+        return *fused, quantise(norm(z, weight).view(-1, 8, 8), scale)
+
+    torch.manual_seed(0)
+    rows = [torch.randn(6, 64).to(torch.bfloat16) for _ in range(3)]
+    arguments = *rows, torch.randn(64).to(torch.bfloat16), torch.tensor(0.02)
+    compiled = torch.compile(run, backend="fuse_cache", fullgraph=True, options=options)
+    pairs = zip(compiled(*arguments), run(*arguments), strict=True)
+    return max(float((one.float() - other.float()).abs().max()) for one, other in pairs)
+
+
 PROGRAMS: dict[str, Callable[[dict[str, Any]], float]] = {
     "mlp": mlp,
     "one_size": one_size,
+    "normed": normed,
     "optional": optional,
     "optional_reversed": optional_reversed,
     "sizes": sizes,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Iterable
@@ -108,19 +109,26 @@ class _Sources:
 
     def _imported_by(self, module: str) -> frozenset[str]:
         if module not in self._imports:
-            names: set[str] = set()
-            for node in ast.walk(ast.parse(self._read(module))):
-                if isinstance(node, ast.Import):
-                    names.update(alias.name for alias in node.names)
-                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                    names.add(node.module)
-                    names.update(f"{node.module}.{alias.name}" for alias in node.names)
+            names = _import_names(self._read(module))
             # Importing a.b.c runs a.b's __init__ too.
             parents = {name.rsplit(".", depth)[0] for name in names for depth in range(name.count("."))}
             self._imports[module] = frozenset(
                 name for name in names | parents if self._path(name) is not None
             )
         return self._imports[module]
+
+
+@functools.lru_cache(maxsize=1024)
+def _import_names(source: bytes) -> frozenset[str]:
+    """Return every module that a source may import, and every name that could be one."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(names)
 
 
 def _epoch_digest(root: Path) -> str:

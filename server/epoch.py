@@ -30,10 +30,10 @@ from fuse_cache.server.op_sources import op_files, op_tags
 FINGERPRINT_COMMAND = (sys.executable, "-P", "-m", "fuse_cache.passes.fingerprint", "--json")
 FINGERPRINT_S = 60.0
 _CONTEXT = "fuse-cache 2026 epoch v1"
-# These carry packets between processes and start them; they cannot change what is built.
+# These carry packets between processes and start them, or build nothing; they cannot change what is built.
 _PLUMBING = frozenset({
-    "__init__.py", "checked.py", "forkserver.py", "link.py", "pool.py", "processes.py", "protocol.py",
-    "supervisor.py", "validator.py",
+    "__init__.py", "checked.py", "explain.py", "forkserver.py", "link.py", "pool.py", "processes.py",
+    "protocol.py", "supervisor.py", "validator.py",
 })  # fmt: skip
 # Of proto/, what a worker never reaches. All else may change what it reads or packs.
 _WIRE_ONLY = frozenset({
@@ -148,7 +148,7 @@ def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo:
         taken = *_run_fingerprint_command(root), cxx_identity(stamps.cxx)
         _remember(memo, stamps, *taken)
     passes, pass_manager, cxx = taken
-    kernel_sources = _sources(path for path in (root / "kernels").glob("*.py"))
+    kernels = kernel_sources(root)
     worker_sources = _sources(
         itertools.chain(
             (path for path in (root / "server" / "worker").glob("*.py") if path.name not in _PLUMBING),
@@ -160,14 +160,14 @@ def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo:
     hasher = FieldDigest(_CONTEXT)
     hasher.add("schema", SCHEMA).add("passes", tuple(sorted(passes.items())))
     hasher.add("pass_manager", pass_manager)
-    hasher.add("kernel_sources", kernel_sources).add("worker_sources", worker_sources)
+    hasher.add("kernel_sources", kernels).add("worker_sources", worker_sources)
     hasher.add("python", toolchain.python).add("torch", toolchain.torch_fingerprint)
     hasher.add("triton", toolchain.triton_fingerprint).add("cxx", cxx).add("op_modules", tags)
     return Epoch(
         name=hasher.digest()[:8].hex(),
         passes=passes,
         pass_manager=pass_manager,
-        kernel_sources=kernel_sources,
+        kernel_sources=kernels,
         worker_sources=worker_sources,
         header_sources=_sources(root / "server" / "worker" / name for name in _HEADER_SOURCES),
         toolchain=toolchain,
@@ -175,6 +175,11 @@ def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo:
         op_modules=op_modules,
         op_tags=tags,
     )
+
+
+def kernel_sources(root: Path) -> bytes:
+    """Return the digest of what all kernels share. One operator's own count with the passes that use it."""
+    return _sources((root / "kernels").glob("*.py"))
 
 
 def _walk(place: str, inside: str) -> Iterator[tuple[str, str, list[str]]]:

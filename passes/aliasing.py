@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import defaultdict
 
@@ -95,6 +96,9 @@ class Aliasing:
 
 def writes(node: fx.Node) -> bool:
     """Return whether the node changes any of its arguments."""
+    target = node.target
+    if isinstance(target, OpOverload) and not any(writes for *_, writes in _aliasing_arguments(target)):
+        return False  # The most of a graph: its arguments need no look.
     return bool(argument_effects(node)[1])
 
 
@@ -115,22 +119,31 @@ def argument_effects(node: fx.Node) -> tuple[list[fx.Node], list[fx.Node]]:
 def _schema_effects(node: fx.Node, target: OpOverload) -> tuple[list[fx.Node], list[fx.Node]]:
     if target in _UNDECLARED_VIEWS:
         return [node.all_input_nodes[0]], []
+    aliased, mutated = [], []
+    for place, name, is_returned, is_written in _aliasing_arguments(target):
+        given = node.args[place] if place < len(node.args) else node.kwargs.get(name)
+        nodes: list[fx.Node] = []
+        fx.map_arg(given, nodes.append)
+        if is_returned:
+            aliased += nodes
+        if is_written:
+            mutated += nodes
+    return aliased, mutated
+
+
+@functools.cache
+def _aliasing_arguments(target: OpOverload) -> tuple[tuple[int, str, bool, bool], ...]:
+    """Return place and name of each argument whose storage the schema speaks of: whether the result may alias
+    it, and whether it is written. Most operators have none, and graphs have thousands of calls."""
     returned = set()
     for result in target._schema.returns:
         if result.alias_info is not None:
             returned |= result.alias_info.before_set
-    aliased, mutated = [], []
-    for place, argument in enumerate(target._schema.arguments):
-        if argument.alias_info is None:
-            continue
-        given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-        nodes: list[fx.Node] = []
-        fx.map_arg(given, nodes.append)
-        if argument.alias_info.before_set & returned:
-            aliased += nodes
-        if argument.alias_info.is_write:
-            mutated += nodes
-    return aliased, mutated
+    return tuple(
+        (place, argument.name, bool(info.before_set & returned), bool(info.is_write))
+        for place, argument in enumerate(target._schema.arguments)
+        if (info := argument.alias_info) is not None
+    )
 
 
 def _may_hold_tensor(node: fx.Node) -> bool:

@@ -17,12 +17,16 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fuse_cache.kernels.fused_quant.op import PRODUCERS, QUANTISERS
 from fuse_cache.passes.base import Outcome, Pass, Setting
 from fuse_cache.passes.merge import merge_equal
-from fuse_cache.passes.reading import aten, is_call, reshape_source, tensor
+from fuse_cache.passes.reading import aten, is_call, layout_key, reshape_source, sizes_key, tensor
 from fuse_cache.passes.rewrite import erase_dead, insert_call
+
+# What reshaping a value gives, by the value's layout and the sizes: the layers of one model share them.
+_Known = dict[object, torch.Tensor]
 
 
 def _run(graph: fx.Graph, setting: Setting) -> Outcome:
     outcome = Outcome()
+    known: _Known = {}
     for node in list(graph.nodes):
         if not is_call(node, PRODUCERS):
             continue
@@ -33,7 +37,7 @@ def _run(graph: fx.Graph, setting: Setting) -> Outcome:
             continue
         outcome.candidates += 1
         if all(_has_even_rows(operand) for operand in _operands(node)):
-            _flatten(graph, node, results, flat)
+            _flatten(graph, node, results, flat, known)
             outcome.matches += 1
     if outcome.matches:
         merge_equal(graph)  # Quantisations of equal reshapes read the same now.
@@ -75,20 +79,20 @@ def _has_even_rows(node: fx.Node) -> bool:
     )
 
 
-def _flatten(graph: fx.Graph, node: fx.Node, results: dict[int, fx.Node], flat: fx.Node) -> None:
+def _flatten(
+    graph: fx.Graph, node: fx.Node, results: dict[int, fx.Node], flat: fx.Node, known: _Known
+) -> None:
     """Put the operator on flattened operands in the place of `node`."""
     rows = flat.meta["val"].shape[0]
     assert isinstance(node.target, OpOverload)
     operands = set(_operands(node))
     arguments = [
-        _viewed(node, one, [-1, one.meta["val"].shape[-1]], (rows, one.meta["val"].shape[-1]))
-        if isinstance(one, fx.Node) and one in operands
-        else one
+        _rows_of(node, one, rows) if isinstance(one, fx.Node) and one in operands else one
         for one in node.args
     ]
     value = node.meta["val"]
     values = value if isinstance(value, tuple) else (value,)
-    flattened = tuple(_as_rows(one, rows) for one in values)
+    flattened = tuple(_as_rows(one, rows, known) for one in values)
     result = flattened if isinstance(value, tuple) else flattened[0]
     news = insert_call(node, node.target, arguments, result, node)
     for place, old in results.items():
@@ -100,19 +104,35 @@ def _flatten(graph: fx.Graph, node: fx.Node, results: dict[int, fx.Node], flat: 
             flat.replace_all_uses_with(news[0])
             graph.erase_node(flat)
         if old.users:
-            shape = tuple(old.meta["val"].shape)
-            old.replace_all_uses_with(_viewed(node, news[place], _sizes(node, old), shape))
+            # The storage is that of `news[place]`, which `known` has for this layout too.
+            value = _reshaped(news[place].meta["val"], tuple(old.meta["val"].shape), known)
+            (back,) = insert_call(node, aten.view.default, (news[place], _sizes(node, old)), value, node)
+            old.replace_all_uses_with(back)
     erase_dead(graph, *results.values(), *news)
 
 
-def _as_rows(value: torch.Tensor, rows: int | torch.SymInt) -> torch.Tensor:
-    return value.view(rows, value.shape[-1])
+def _as_rows(value: torch.Tensor, rows: int | torch.SymInt, known: _Known) -> torch.Tensor:
+    return _reshaped(value, (rows, value.shape[-1]), known)
 
 
-def _viewed(
-    anchor: fx.Node, node: fx.Node, sizes: list[object], shape: tuple[int | torch.SymInt, ...]
-) -> fx.Node:
-    (view,) = insert_call(anchor, aten.view.default, (node, sizes), node.meta["val"].view(shape), node)
+def _reshaped(value: torch.Tensor, shape: tuple[int | torch.SymInt, ...], known: _Known) -> torch.Tensor:
+    key = layout_key(value), sizes_key(shape)
+    if key not in known:
+        known[key] = value.view(shape)
+    return known[key]
+
+
+def _rows_of(anchor: fx.Node, node: fx.Node, rows: int | torch.SymInt) -> fx.Node:
+    """Return an operand as rows: what it is a reshape of, where that is rows already, or a view of it."""
+    width = node.meta["val"].shape[-1]
+    # `reshape` may be a copy, which a later write to its source does not reach.
+    source = None if is_call(node, aten.reshape.default) else reshape_source(node)
+    value = None if source is None else tensor(source)
+    if source is not None and value is not None and value.dim() == 2 and value.shape[1] == width:
+        return source  # Equal in size and width, it has as many rows.
+    shape = (rows, width)
+    # Not shared between layers: a view's storage is its operand's.
+    (view,) = insert_call(anchor, aten.view.default, (node, [-1, width]), node.meta["val"].view(shape), node)
     return view
 
 

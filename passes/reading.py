@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import TypeGuard
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -94,8 +93,8 @@ def split_operands(node: fx.Node, known: fx.Node) -> object:
 
 
 def has_one_element(value: torch.Tensor) -> bool:
-    """Return whether the tensor is known to have exactly one element. Adds no guard."""
-    return all(statically_known_true(size == 1) for size in value.shape)
+    """Return whether the tensor has exactly one element, whatever its symbolic sizes are. Adds no guard."""
+    return all(size == 1 if isinstance(size, int) else size.node.maybe_as_int() == 1 for size in value.shape)
 
 
 def is_symbolic(node: fx.Node) -> bool:
@@ -121,6 +120,10 @@ def size_bytes(node: fx.Node) -> int:
 
 
 def layout_key(value: torch.Tensor) -> tuple[object, ...]:
-    """Return what fake computations on a tensor depend on. Sizes as text: equal sizes of one graph are."""
-    sizes, strides = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
-    return value.dtype, value.device, sizes, strides
+    """Return what fake computations on a tensor of this graph depend on."""
+    return value.dtype, value.device, sizes_key(value.shape), sizes_key(value.stride())
+
+
+def sizes_key(sizes: Iterable[int | torch.SymInt]) -> tuple[object, ...]:
+    """Return sizes as values that are equal where the sizes are written alike, and that can be hashed."""
+    return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes)

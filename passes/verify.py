@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
-from fuse_cache.passes.aliasing import Aliasing, argument_effects
+from fuse_cache.passes.aliasing import Aliasing, writes
 from fuse_cache.passes.base import PassError
 
 
@@ -92,7 +92,16 @@ def same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.dtype != other.dtype or one.device != other.device or one.dim() != other.dim():
         return False
     pairs = [*zip(one.shape, other.shape, strict=True), *zip(one.stride(), other.stride(), strict=True)]
-    return all(statically_known_true(a == b) for a, b in pairs)
+    return all(_same_size(a, b) for a, b in pairs)
+
+
+def _same_size(one: int | torch.SymInt, other: int | torch.SymInt) -> bool:
+    """Return whether two sizes are known to be equal. To prove it is slow where they are written alike."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    if isinstance(one, torch.SymInt) and isinstance(other, torch.SymInt) and one.node.expr == other.node.expr:
+        return True
+    return statically_known_true(one == other)
 
 
 def _shape_env(value: object) -> ShapeEnv | None:
@@ -119,8 +128,7 @@ def _same_value(one: object, other: object) -> bool:
 
 
 def _mutated_inputs(graph: fx.Graph) -> frozenset[fx.Node]:
+    if not any(writes(node) for node in graph.nodes):
+        return frozenset()
     aliasing = Aliasing(graph)
-    written = {aliasing.root(argument) for node in graph.nodes for argument in argument_effects(node)[1]}
-    return frozenset(
-        node for node in graph.nodes if node.op == "placeholder" and aliasing.root(node) in written
-    )
+    return frozenset(node for node in graph.nodes if node.op == "placeholder" and aliasing.is_written(node))

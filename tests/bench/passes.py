@@ -5,6 +5,7 @@ The graph is that of one block on fake tensors, repeated: what a pass sees is la
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import Any
 
@@ -26,7 +27,8 @@ from tests.bench.row import Row
 LAYERS = (8, 16, 32, 80)
 HIDDEN, WIDE, HEADS = 256, 512, 4
 MAX = 448.0
-# One layer more may cost so much more than the first ones did.
+BAR_S = 8.0  # Raising and fusing 80 layers on 2 cores.
+# A late layer may cost so much more than an early one.
 MOST_GROWTH = 1.5
 
 
@@ -44,20 +46,23 @@ def _linear(x: Tensor, weight: Tensor) -> Tensor:
     return product.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
 
 
-def _model(layers: int, x: Tensor, square: Tensor, wide: Tensor, narrow: Tensor, weight: Tensor) -> Tensor:
+def _block(x: Tensor, square: Tensor, wide: Tensor, narrow: Tensor, weight: Tensor) -> tuple[Tensor]:
     batch, length, _ = x.shape
-    for _ in range(layers):
-        normed = _norm(x, weight)
-        q, k, v = (_linear(normed, square).view(batch, length, HEADS, -1).transpose(1, 2) for _ in range(3))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + _linear(attended.transpose(1, 2).reshape(batch, length, HIDDEN), square)
-        normed = _norm(x, weight)
-        x = x + _linear(F.silu(_linear(normed, wide)) * _linear(normed, wide), narrow)
-    return _norm(x, weight)
+    normed = _norm(x, weight)
+    q, k, v = (_linear(normed, square).view(batch, length, HEADS, -1).transpose(1, 2) for _ in range(3))
+    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    x = x + _linear(attended.transpose(1, 2).reshape(batch, length, HIDDEN), square)
+    normed = _norm(x, weight)
+    return (x + _linear(F.silu(_linear(normed, wide)) * _linear(normed, wide), narrow),)
 
 
-def _graph(layers: int) -> fx.GraphModule:
-    """Return the joint graph with a symbolic batch."""
+def _head(x: Tensor, weight: Tensor) -> tuple[Tensor]:
+    return (_norm(x, weight),)
+
+
+@functools.cache
+def _traced() -> tuple[fx.Graph, fx.Graph]:
+    """Return the joint graphs of a block and of the last norm, with a symbolic batch."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     sizes = ((3, 8, HIDDEN), (HIDDEN, HIDDEN), (WIDE, HIDDEN), (HIDDEN, WIDE), (HIDDEN,))
 
@@ -70,10 +75,35 @@ def _graph(layers: int) -> fx.GraphModule:
         return mode.from_tensor(torch.empty(shape, dtype=torch.bfloat16), symbolic_context=context)
 
     with torch.no_grad(), enable_python_dispatcher():
-        return make_fx(lambda *args: (_model(layers, *args),), select_decomp_table())(*map(fake, sizes))
+        x, *weights = map(fake, sizes)
+        block = make_fx(_block, select_decomp_table())(x, *weights)
+        return block.graph, make_fx(_head, select_decomp_table())(x, weights[-1]).graph
 
 
-def _run(gm: fx.GraphModule) -> tuple[dict[Stage, float], dict[str, int]]:
+def llama(layers: int) -> fx.GraphModule:
+    """Return the joint graph of a model of so many blocks, which share their weights."""
+    block, head = _traced()
+    graph = fx.Graph()
+    inputs = [graph.node_copy(node) for node in block.find_nodes(op="placeholder")]
+    x, *weights = inputs
+    for _ in range(layers):
+        x = _append(graph, block, [x, *weights])
+    graph.output((_append(graph, head, [x, weights[-1]]),))
+    return fx.GraphModule({}, graph)
+
+
+def _append(graph: fx.Graph, part: fx.Graph, inputs: list[fx.Node]) -> fx.Node:
+    """Copy the calls of `part`, and return the copy of its one result."""
+    copies = dict(zip(part.find_nodes(op="placeholder"), inputs, strict=True))
+    for node in part.nodes:
+        if node.op == "output":
+            return copies[node.all_input_nodes[0]]
+        if node not in copies:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    raise AssertionError("a graph has an output")
+
+
+def run_passes(gm: fx.GraphModule) -> tuple[dict[Stage, float], dict[str, int]]:
     """Run every built pass as the manager does; return CPU seconds by hook, and matches."""
     setting = Setting("cpu-avx2")
     seconds = dict.fromkeys(Stage, 0.0)
@@ -90,21 +120,26 @@ def _run(gm: fx.GraphModule) -> tuple[dict[Stage, float], dict[str, int]]:
 
 def measure() -> list[Row]:
     """Time one run of all passes for each number of layers, after a small one that loads everything."""
-    _run(_graph(1))
+    run_passes(llama(1))
     rows = []
-    per_layer = {}
+    totals = {}
     for layers in LAYERS:
-        gm = _graph(layers)
+        gm = llama(layers)
         nodes = len(gm.graph.nodes)
-        seconds, matches = _run(gm)
+        seconds, matches = run_passes(gm)
         fused = seconds[Stage.JOINT] + seconds[Stage.FUSE]
         assert matches["norm_quant"] == 2 * layers
         assert matches["act_quant"] == layers
-        per_layer[layers] = sum(seconds.values()) / layers
+        totals[layers] = sum(seconds.values())
         what = f"CPU time, raising + fusing, {layers} layers, {nodes} nodes"
-        rows.append(Row(what=what, value=fused, unit="s", bar=8.0 if layers == max(LAYERS) else None))
+        rows.append(Row(what=what, value=fused, unit="s", bar=BAR_S if layers == max(LAYERS) else None))
         rows.append(Row(what=f"lowering, {layers} layers", value=seconds[Stage.LOWER], unit="s"))
-    growth = per_layer[max(LAYERS)] / per_layer[min(LAYERS)]
-    what = f"time a layer of {max(LAYERS)} over that of {min(LAYERS)}"
-    rows.append(Row(what=what, value=growth, unit="x", bar=MOST_GROWTH))
+    early, late = (_per_layer(totals, *between) for between in (LAYERS[::2], LAYERS[2:]))
+    what = f"cost of a layer more from {LAYERS[2]} to {LAYERS[3]} over that from {LAYERS[0]} to {LAYERS[2]}"
+    rows.append(Row(what=what, value=late / early, unit="x", bar=MOST_GROWTH))
     return rows
+
+
+def _per_layer(totals: dict[int, float], few: int, many: int) -> float:
+    """Return what a layer more costs: what all graphs pay once is in neither."""
+    return (totals[many] - totals[few]) / (many - few)

@@ -97,7 +97,8 @@ def _append(graph: fx.Graph, part: fx.Graph, inputs: list[fx.Node]) -> fx.Node:
     copies = dict(zip(part.find_nodes(op="placeholder"), inputs, strict=True))
     for node in part.nodes:
         if node.op == "output":
-            return copies[node.all_input_nodes[0]]
+            result: fx.Node = copies[node.all_input_nodes[0]]
+            return result
         if node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     raise AssertionError("a graph has an output")

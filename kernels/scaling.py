@@ -9,8 +9,16 @@ from torch import Tensor
 
 DIVIDE: Final = "divide"  # x / scale
 RECIPROCAL: Final = "reciprocal"  # x * (1 / scale), the reciprocal rounded to float32
+RECIPROCAL_BF16: Final = "reciprocal_bfloat16"  # the reciprocal rounded to bfloat16
+RECIPROCAL_FP16: Final = "reciprocal_float16"
 MULTIPLY: Final = "multiply"  # x * scale: the graph holds the reciprocal already
-SCALINGS: Final = (DIVIDE, RECIPROCAL, MULTIPLY)
+SCALINGS: Final = (DIVIDE, RECIPROCAL, RECIPROCAL_BF16, RECIPROCAL_FP16, MULTIPLY)
+# By the dtype that the reciprocal is rounded to.
+RECIPROCALS: Final = {
+    torch.float32: RECIPROCAL,
+    torch.bfloat16: RECIPROCAL_BF16,
+    torch.float16: RECIPROCAL_FP16,
+}
 
 
 def encode(
@@ -30,7 +38,10 @@ def encode(
     to the nearest, ties to even, before they are clamped. NaN stays NaN in FP8; in int8, which has none, it
     is whatever the cast makes of it.
     """
-    factor = torch.reciprocal(scale) if scaling == RECIPROCAL else scale
+    factor = scale
+    for kind, name in RECIPROCALS.items():
+        if scaling == name:
+            factor = torch.reciprocal(scale).to(kind).to(torch.float32)
     wide = x.to(torch.float32)
     scaled = wide / factor if scaling == DIVIDE else wide * factor
     scaled = scaled.to(scaled_dtype).to(torch.float32)

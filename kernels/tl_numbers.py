@@ -76,11 +76,15 @@ def to_power_of_two(scale, POWER: tl.constexpr):
 
 @triton.jit
 def scaled(v, scale, SCALING: tl.constexpr, DTYPE: tl.constexpr):
-    """Scale values by "divide", "reciprocal" or "multiply", and round to DTYPE."""
+    """Scale values by "divide", "reciprocal" (as it is or rounded) or "multiply", and round to DTYPE."""
     if SCALING == "divide":
         v = tl.div_rn(v, scale)
     if SCALING == "reciprocal":
         v = v * tl.div_rn(1.0, scale)
+    if SCALING == "reciprocal_bfloat16":
+        v = v * rounded(tl.div_rn(1.0, scale), "bfloat16")
+    if SCALING == "reciprocal_float16":
+        v = v * rounded(tl.div_rn(1.0, scale), "float16")
     if SCALING == "multiply":
         v = v * scale
     return rounded(v, DTYPE)

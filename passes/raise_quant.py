@@ -16,7 +16,7 @@ from fuse_cache.kernels.quant_dynamic.op import QUANT_DYNAMIC
 from fuse_cache.kernels.quant_dynamic.reference import PER_TENSOR, PER_TOKEN, ROW
 from fuse_cache.kernels.quant_fp8_static.op import QUANT_FP8_STATIC
 from fuse_cache.kernels.quant_nvfp4.reference import GROUP as NVFP4_GROUP
-from fuse_cache.kernels.scaling import DIVIDE, MULTIPLY, RECIPROCAL
+from fuse_cache.kernels.scaling import DIVIDE, MULTIPLY, RECIPROCALS
 from fuse_cache.passes.base import Reason
 from fuse_cache.passes.raised import Found, Miss
 from fuse_cache.passes.read_codes import read_codes
@@ -51,10 +51,12 @@ def candidates(graph: fx.Graph) -> Iterator[fx.Node]:
 
 def _is_rounded(node: fx.Node) -> bool:
     """Return whether codes of int8 were rounded, before they were clamped or after."""
-    for _ in range(4):
+    for _ in range(6):
         if is_call(node, aten.round.default):
             return True
-        if not is_call(node, (aten.clamp_min.default, aten.clamp_max.default, aten.clamp.default)):
+        is_clamp = is_call(node, (aten.clamp_min.default, aten.clamp_max.default, aten.clamp.default))
+        # Where PyTorch clamps bfloat16 it widens first and narrows last.
+        if not is_clamp and dtype(cast_source(node)) not in FLOATS:
             return False
         node = node.all_input_nodes[0]
     return False
@@ -116,8 +118,8 @@ def _read_scaling(node: fx.Node) -> _Scaling | Miss:
     value, factor = tensor(x), tensor(scale)
     if value is None or factor is None or value.dtype not in FLOATS:
         return Miss(Reason.DTYPE, f"what is scaled is {dtype(x)}")
-    if how == MULTIPLY and (inverted := reciprocal_of(moved_from(scale))) is not None:
-        scale, how = inverted, RECIPROCAL
+    if how == MULTIPLY and (inverted := reciprocal_of(moved_from(scale), tuple(RECIPROCALS))) is not None:
+        scale, how = inverted, RECIPROCALS[inverted.meta["val"].dtype]
     return _Scaling(widened_from(x), scale, how, factor)
 
 
@@ -216,11 +218,11 @@ def _broadcasts_by_row(factor: torch.Tensor, x: torch.Tensor, group: int) -> boo
     return all(statically_known_true(a == b) for a, b in leading)
 
 
-def reciprocal_of(node: fx.Node) -> fx.Node | None:
+def reciprocal_of(node: fx.Node, kinds: tuple[torch.dtype, ...] = (torch.float32,)) -> fx.Node | None:
     """Return s of s.reciprocal() or 1 / s (which is traced as reciprocal times one)."""
     if is_call(node, aten.mul.Tensor) and number(node.args[1]) == 1.0 and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     if not is_call(node, aten.reciprocal.default):
         return None
     source = node.args[0]
-    return source if isinstance(source, fx.Node) and dtype(source) == torch.float32 else None
+    return source if isinstance(source, fx.Node) and dtype(source) in kinds else None

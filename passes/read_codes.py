@@ -38,7 +38,9 @@ def read_codes(node: fx.Node, *, is_integer: bool) -> tuple[fx.Node, float | Non
             return Miss(Reason.OTHER_SPELLING, "it is clamped twice")
         lower = new_lower if lower is None else lower
         upper = new_upper if upper is None else upper
-        top = inner
+        # An integer that is narrow stays what it is.
+        is_wide_round = is_integer and is_call(widened_from(inner), aten.round.default)
+        top = widened_from(inner) if is_wide_round else inner
     if lower is not None and upper is not None and lower > upper:
         return Miss(Reason.OTHER_SPELLING, f"the bounds {lower} and {upper} are crossed")
     if is_integer and any(bound is not None and bound != int(bound) for bound in (lower, upper)):

@@ -17,6 +17,7 @@ from fuse_cache.kernels.quant_dynamic.reference import (
 from fuse_cache.kernels.scaling import DIVIDE, MULTIPLY
 from fuse_cache.passes.base import Reason
 from fuse_cache.passes.raised import Miss
+from fuse_cache.passes.read_amax import read_amax
 from fuse_cache.passes.read_power import read_power, source_of_bits
 from fuse_cache.passes.reading import (
     LOW_PRECISION,
@@ -28,7 +29,6 @@ from fuse_cache.passes.reading import (
     is_call,
     number,
     tensor,
-    widened_from,
 )
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -50,6 +50,7 @@ class Scale:
     scale_dtype: torch.dtype | None = None
     scale_min: float | None = None
     power_of_two: str = NO_POWER
+    may_be_minus_zero: bool = False  # Until something bounds it from below.
 
 
 def moved_from(node: fx.Node) -> fx.Node:
@@ -78,34 +79,19 @@ def read_scale(scale: fx.Node) -> Scale | Miss | None:
         return read
     if not read.rule:
         return Miss(Reason.OTHER_SPELLING, "the scale is the largest absolute value itself")
+    if read.may_be_minus_zero and max(read.amax_min or 0.0, read.scale_min or 0.0) <= 0.0:
+        return Miss(Reason.OTHER_SPELLING, "the scale of a row of zeros is 0 or -0, which nothing bounds")
     if read.rule == INVERSE64 and dtype(scale) == torch.float64:
         return Miss(Reason.DTYPE, "the scale is float64")
     return read
 
 
 def amax_of(node: fx.Node) -> Scale | None:
-    """Read max(|x|) over some dimensions; None: it is something else."""
-    dims: tuple[int, ...] = ()
-    if is_call(node, aten.amax.default):
-        given = node.args[1] if len(node.args) > 1 else []
-        assert isinstance(given, (list, tuple))
-        dims = tuple(place for place in given if isinstance(place, int))
-    elif is_call(node, aten.max.default):
-        pass
-    elif getattr(node.target, "__name__", "") == "getitem" and is_call(node.args[0], aten.max.dim):
-        if node.args[1] != 0:
-            return None
-        node = node.args[0]
-        dims = (int(node.args[1]),)  # type: ignore[arg-type]  # the schema says int
-    else:
-        return None
-    inner = node.args[0]
-    inner = widened_from(inner) if isinstance(inner, fx.Node) else inner
-    if not is_call(inner, aten.abs.default) or not isinstance(inner.args[0], fx.Node):
-        return None
-    source = widened_from(inner.args[0])
-    rank = source.meta["val"].dim()
-    return Scale(source, tuple(sorted(place % rank for place in dims)))
+    """Read max(|x|) over some dimensions."""
+    found = read_amax(node)
+    return (
+        None if found is None else Scale(found.source, found.dims, may_be_minus_zero=found.may_be_minus_zero)
+    )
 
 
 def _next(node: fx.Node) -> fx.Node | None:
@@ -226,6 +212,9 @@ def _apply_cast(read: Scale, step: fx.Node) -> Scale | Miss:
         and not read.scale_dtype
     ):
         return replace(read, scale_dtype=after)
+    if after == read.scale_dtype and read.scale_min is not None and read.power_of_two == NO_POWER:
+        # It was bounded in float32: of that only the bound is not in this dtype yet.
+        return replace(read, scale_min=torch.tensor(read.scale_min).to(after).item())
     return Miss(Reason.CAST_BETWEEN, f"{step.name} rounds the scale to {after}")
 
 

@@ -32,7 +32,7 @@ from fuse_cache.kernels.quant_fp8_static.op import QUANT_FP8_STATIC
 from fuse_cache.kernels.quant_nvfp4.op import QUANT_NVFP4
 from fuse_cache.kernels.quant_nvfp4.reference import BITS, GUARD_RECIPROCALS, GUARD_SCALE, NO_GUARD
 from fuse_cache.kernels.rms_norm.op import RMS_NORM
-from fuse_cache.kernels.scaling import DIVIDE, MULTIPLY, RECIPROCAL
+from fuse_cache.kernels.scaling import DIVIDE, MULTIPLY, RECIPROCAL, RECIPROCALS
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 FN, FNUZ, E5M2 = torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2
@@ -206,6 +206,16 @@ QUANTISER_CASES = (
         lambda t: (
             *(PER_TOKEN, None, None, DIVIDE, 127.0, None, 1e-7, NO_POWER),
             *(RECIPROCAL, FP32, -128.0, 127.0, torch.int8, ROW),
+        ),
+    ),
+    # As torchao: scale, reciprocal and scaled value are rounded to the dtype of the values.
+    Case(
+        "token_int8_narrow",
+        QUANT_DYNAMIC,
+        _bound(None),
+        lambda t: (
+            *(PER_TOKEN, None, None, DIVIDE, 127.0, None if t == FP32 else t, 2**-17, NO_POWER),
+            *(RECIPROCALS[t], t, -127.0, 127.0, torch.int8, ROW),
         ),
     ),
     _group("group128", 128, ROW),

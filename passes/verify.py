@@ -79,12 +79,20 @@ def verify(graph: fx.Graph, promise: Promise, pass_name: str) -> None:
     if (mutated := _mutated_inputs(graph)) != promise.mutated:
         names = sorted(node.name for node in mutated ^ promise.mutated)
         raise IllegalGraphError(pass_name, f"writes to inputs changed: {', '.join(names)}")
-    if promise.shape_env is not None and len(promise.shape_env.guards) > promise.num_guards:
-        assumed = promise.shape_env.guards[promise.num_guards].expr
+    if (assumed := _assumed(promise)) is not None:
         raise IllegalGraphError(
             pass_name,
             f"it assumed {assumed} of a symbolic size. Ask with statically_known_true, which assumes nothing",
         )
+
+
+def _assumed(promise: Promise) -> str | None:
+    """Return what was assumed of a symbolic size that had not been assumed before."""
+    if promise.shape_env is None or len(promise.shape_env.guards) <= promise.num_guards:
+        return None
+    shown = [str(guard.expr) for guard in promise.shape_env.guards]
+    before, since = set(shown[: promise.num_guards]), shown[promise.num_guards :]
+    return next((one for one in since if one not in before), None)
 
 
 def same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:

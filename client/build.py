@@ -84,6 +84,8 @@ class GraphBuild:
             return self.run_locally(f"not cacheable: {error.reason}")
         self._resolve(session, encoded)
         plan = plan_ranges(encoded, options, self._resolved, self._range_symbol, is_own=self._is_own)
+        for warning in self._resolved.warnings_for(plan.ranges):
+            warn_once(f"pass_config: {warning}")
         wants = [self._want(encoded, compile_range) for compile_range in plan.ranges if self._target]
         if options.dump_dir is not None:
             dump_graph(options.dump_dir, encoded.digest, self._gm)

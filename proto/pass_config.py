@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fuse_cache.proto.pass_resolved import (
+    MAX_TOKENS,
     PassConfigError,
     PassSwitch,
     ResolvedPassConfig,
@@ -46,13 +47,16 @@ __all__ = [
     "TokenLimits",
 ]
 
+_MOST_MB = 1 << 20  # 1 TiB: no GPU has as much
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassContext:
     """What the guards ask about.
 
     `hidden` is the model's hidden size where it is known, `dtype` that of its activations ("bfloat16"), `tp`
-    the tensor-parallel world size, `max_num_batched_tokens` the most tokens one call sees (None: not said).
+    the tensor-parallel world size, `max_num_batched_tokens` the most tokens one call sees (None: not said),
+    `splitting_ops` where the model is to be cut into pieces.
     """
 
     target: str
@@ -61,6 +65,7 @@ class PassContext:
     dense: bool = True
     max_num_batched_tokens: int | None = None
     dtype: str = "bfloat16"
+    splitting_ops: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.tp < 1:
@@ -104,9 +109,11 @@ class PassConfig:
                 continue
             if field.name == "allreduce_max_size_mb":
                 is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                if not is_number or not 0 < value < float("inf"):
+                if not is_number or not 0 < value <= _MOST_MB:
                     raise PassConfigError(
-                        field.name, value, "a positive number of MB, or None for the table's"
+                        field.name,
+                        value,
+                        f"a positive number of MB up to {_MOST_MB}, or None for the table's",
                     )
                 object.__setattr__(self, field.name, float(value))
             elif field.name in ("sp_min_token_num", "rope_kvcache_max_token_num"):
@@ -145,9 +152,20 @@ class PassConfig:
         _couple(self, switches)
         ordered = add_serving_passes(switches)
         asked = tuple(facts.name for facts in PIPELINE if facts.field and getattr(self, facts.field) is True)
-        mode = "FULL" if switches["sequence_parallel"].on else CUDAGRAPH_MODES[level]
+        warnings = self._warnings(switches)
+        mode, splitting_ops = CUDAGRAPH_MODES[level], context.splitting_ops
+        if switches["sequence_parallel"].on:
+            # A piece would begin with rows that the one before has left on other ranks.
+            mode = "NONE" if mode == "NONE" else "FULL"
+            if splitting_ops:
+                warnings += ("splitting_ops has no effect: sequence parallelism needs the whole graph",)
+                splitting_ops = ()
         return ResolvedPassConfig(
-            switches=ordered, asked_by_name=asked, cudagraph_mode=mode, warnings=self._warnings(switches)
+            switches=ordered,
+            asked_by_name=asked,
+            cudagraph_mode=mode,
+            warnings=warnings,
+            splitting_ops=splitting_ops,
         )
 
     def _switch(self, facts: PassFacts, context: PassContext, level: str) -> PassSwitch:
@@ -227,7 +245,7 @@ def _sequence_parallel_limits(config: PassConfig, context: PassContext) -> Token
         minimum = SP_MIN_MB_PER_GPU[context.target] * context.tp * 2**20 // row_bytes
     if context.max_num_batched_tokens is not None:
         minimum = min(minimum, context.max_num_batched_tokens)
-    return TokenLimits(minimum=max(minimum, 1))
+    return TokenLimits(minimum=min(max(minimum, 1), MAX_TOKENS))
 
 
 def _allreduce_limits(config: PassConfig, context: PassContext) -> TokenLimits | str:
@@ -245,7 +263,7 @@ def _allreduce_limits(config: PassConfig, context: PassContext) -> TokenLimits |
         return f"allreduce_max_size_mb {size_mb} is less than one token"
     if context.max_num_batched_tokens is not None:
         maximum = min(maximum, context.max_num_batched_tokens)
-    return TokenLimits(maximum=maximum)
+    return TokenLimits(maximum=min(maximum, MAX_TOKENS))
 
 
 def _rope_kvcache_limits(config: PassConfig, context: PassContext) -> TokenLimits | str:

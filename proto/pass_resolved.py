@@ -12,7 +12,7 @@ from fuse_cache.proto.request import Range
 
 _MAGIC = b"FCPC\x01"
 _HASH_CONTEXT = "fuse-cache 2026-11 resolved pass config v1"
-_MAX_TOKENS = 2**31 - 1
+MAX_TOKENS = 2**31 - 1
 
 
 class PassConfigError(ValueError):
@@ -61,15 +61,26 @@ class PassSwitch:
 class ResolvedPassConfig:
     """Every pass of the pipeline in order, switched.
 
-    `asked_by_name`, `cudagraph_mode` and `warnings` tell of the wish, not of the effect: they are not
-    encoded, and after `decode` the first and last are empty and the mode is the one that the effect implies.
-    A client shows its own.
+    `asked_by_name`, `cudagraph_mode`, `warnings` and `splitting_ops` (where the model may still be cut) tell
+    of the wish, not of the effect. They are not encoded: after `decode` the mode is the one that the effect
+    implies, the others are empty. A client shows its own.
     """
 
     switches: tuple[PassSwitch, ...]
     asked_by_name: tuple[str, ...] = field(default=(), compare=False)
     cudagraph_mode: str = field(default="", compare=False)
     warnings: tuple[str, ...] = field(default=(), compare=False)
+    splitting_ops: tuple[str, ...] = field(default=(), compare=False)
+
+    def warnings_for(self, ranges: Iterable[Range]) -> tuple[str, ...]:
+        """Name the passes that were asked for, are on, and run for none of these ranges."""
+        running = {name for compile_range in ranges for name in self.active_passes(compile_range)}
+        return tuple(
+            f"{FACTS[switch.name].field}=True has no effect: no range lies within "
+            f"{describe_limits(switch.limits)}"
+            for switch in self.switches
+            if switch.on and switch.name in self.asked_by_name and switch.name not in running
+        )
 
     def active_passes(self, compile_range: Range) -> tuple[str, ...]:
         """Return the names of the passes that run for this range, in pipeline order.
@@ -152,7 +163,7 @@ class ResolvedPassConfig:
                 raise PassConfigError(
                     "pass_config", name, "passes that this version has: " + ", ".join(_built())
                 )
-            if not 1 <= limits.minimum <= (limits.maximum or _MAX_TOKENS) <= _MAX_TOKENS:
+            if not 1 <= limits.minimum <= (limits.maximum or MAX_TOKENS) <= MAX_TOKENS:
                 raise PassConfigError(
                     name, (limits.minimum, limits.maximum), "limits from 1 on, lowest first"
                 )

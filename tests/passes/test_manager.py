@@ -257,3 +257,12 @@ def test_the_old_rewrite_never_comes_back_from_inductors_own_cache(cold: None) -
         True,
         False,
     ]  # The third was a hit: no pass ran, and the counts are the artifact's to keep.
+
+
+def test_level_o0_hands_inductor_no_pass_at_all() -> None:
+    off = PassConfig().resolve(PassContext(target=CPU), "O0")
+    passes = PassManager(off, Range(), CPU)
+    assert passes.inductor_patches(fx.symbolic_trace(torch.nn.ReLU())) == {}
+    assert not any(record.on for record in passes.report())
+    assert passes.fusions() == {}
+    assert not passes.ran

@@ -160,6 +160,10 @@ def test_damaged_bytes_are_refused_by_name_and_never_crash() -> None:
         {"allreduce_max_size_mb": 0},
         {"allreduce_max_size_mb": float("nan")},
         {"allreduce_max_size_mb": "64"},
+        {"allreduce_max_size_mb": True},
+        {"allreduce_max_size_mb": float("inf")},
+        {"allreduce_max_size_mb": 10**400},
+        {"sp_min_token_num": 2**31},
         {"no_such_field": True},
     ],
 )

@@ -125,7 +125,7 @@ class PassManager:
 
     `inductor_patches()` goes into the options of the compilation; afterwards `report()` and `near_misses()`
     tell what happened. Where Inductor answered from a cache of its own no pass ran, and `ran` is False.
-    `observer` is told the graph before and after each pass, as is the writer of `dump_dir`.
+    `observers` are told the graph before and after each pass, as is the writer of `dump_dir`.
     """
 
     def __init__(
@@ -135,14 +135,14 @@ class PassManager:
         target: str,
         *,
         dump_dir: Path | None = None,
-        observer: Observer | None = None,
+        observers: tuple[Observer, ...] = (),
     ) -> None:
         self._resolved = resolved
         self._range = compile_range
         self._active = resolved.active_passes(compile_range)
         self._setting = Setting(target)
         self._journal = _Journal()
-        self._observers: tuple[Observer, ...] = () if observer is None else (observer,)
+        self._observers = observers
         if dump_dir is not None:
             self._observers += (Dumper(dump_dir, repr((target, compile_range, self._active))),)
 

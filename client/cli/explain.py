@@ -47,6 +47,13 @@ def fusions(
             help="Also write one page with drawings of what each pass changed, and the patterns.", metavar="F"
         ),
     ] = None,
+    dump: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a graph file: also write the graph before and after each pass, and the patterns.",
+            metavar="DIR",
+        ),
+    ] = None,
     op_module: Annotated[
         list[str] | None,
         typer.Option(help="Module that registers custom operators of a graph file; may be repeated."),
@@ -60,7 +67,9 @@ def fusions(
     """
     path = Path(subject)
     if path.is_file():
-        found, response = Subject(name=path.name), run_passes(path, op_module or [])
+        found, response = Subject(name=path.name), run_passes(path, op_module or [], dump)
+    elif dump is not None:
+        raise OptionError("--dump takes a graph file: option dump_dir of the backend writes one")
     else:
         found, response = _stored(subject, endpoint, with_graphs=html is not None)
     if html is not None:
@@ -128,7 +137,7 @@ def _miss_as_dict(one: wire.Miss) -> dict[str, Any]:
     }
 
 
-def run_passes(path: Path, op_modules: list[str]) -> wire.ExplainResponse:
+def run_passes(path: Path, op_modules: list[str], dump: Path | None = None) -> wire.ExplainResponse:
     """Run the passes on a graph file in a process of its own.
 
     Raises:
@@ -138,8 +147,9 @@ def run_passes(path: Path, op_modules: list[str]) -> wire.ExplainResponse:
     read_graph_file(path)
     with tempfile.TemporaryDirectory(prefix="fuse-cache-explain-") as folder:
         answer = Path(folder) / "response"
-        modules = [argument for name in op_modules for argument in ("--op-module", name)]
-        command = [sys.executable, "-P", "-m", _RUNNER, str(path.resolve()), str(answer), *modules]
+        more = [argument for name in op_modules for argument in ("--op-module", name)]
+        more += [] if dump is None else ["--dump", str(dump)]
+        command = [sys.executable, "-P", "-m", _RUNNER, str(path), str(answer), *more]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=RUN_S, check=False, errors="replace"

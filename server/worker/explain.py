@@ -16,6 +16,7 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from fuse_cache.passes import record
+from fuse_cache.passes.dump import Dumper, Observer
 from fuse_cache.proto import compile_pb2 as wire
 from fuse_cache.proto.artifact_pb2 import CompileRange, KeyField, NearMiss, PassRecord
 from fuse_cache.proto.request import Range
@@ -31,8 +32,10 @@ _MARKS = {
 }
 
 
-def explain(job: Job, emit: Emit) -> Built:
+def explain(job: Job, emit: Emit, observers: tuple[Observer, ...] = ()) -> Built:
     """Run the passes of the job's request; the content is a serialised ExplainResponse.
+
+    `observers` are told the graph before and after each pass, too.
 
     Raises:
         BuildFailed: with the reason and stage that clients are told.
@@ -40,7 +43,7 @@ def explain(job: Job, emit: Emit) -> Built:
     started_s = time.perf_counter()
     request, graph = read(job)
     recorder = record.Recorder()
-    with prepared(request, graph, emit, recorder) as ready:
+    with prepared(request, graph, emit, (recorder, *observers)) as ready:
         emit("passes", request.target)
         rebuilt = ready.rebuilt
         run_passes(rebuilt.gm, rebuilt.example_inputs, rebuilt.fake_mode, ready.patches)
@@ -105,7 +108,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("request", type=Path)
     parser.add_argument("response", type=Path)
     parser.add_argument("--op-module", action="append", default=[], help="module of custom operators")
+    parser.add_argument("--dump", type=Path, help="folder for each graph and the patterns, as Python")
     options = parser.parse_args(arguments)
+    observers = (Dumper(options.dump),) if options.dump is not None else ()
     with tempfile.TemporaryDirectory(prefix="fuse-cache-explain-") as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         try:
@@ -117,7 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
                 request=asked.request,
                 op_modules=tuple(options.op_module),
             )
-            options.response.write_bytes(explain(job, lambda stage, detail: None).content)
+            options.response.write_bytes(explain(job, lambda stage, detail: None, observers).content)
         except BuildFailed as failure:
             print(f"{failure.reason} ({failure.stage or 'start'}): {failure.message}", file=sys.stderr)
             return EXIT_FAILED

@@ -17,8 +17,8 @@ from fuse_cache.server.worker.protocol import BuildFailed, NearMiss, PassRecord
 class Fusing:
     """Runs the passes that a request asks for."""
 
-    def __init__(self, request: RequestFields, observer: Observer | None = None) -> None:
-        """Prepare the passes. `observer` is told the graph before and after each.
+    def __init__(self, request: RequestFields, observers: tuple[Observer, ...] = ()) -> None:
+        """Prepare the passes. `observers` are told the graph before and after each.
 
         Raises:
             BuildFailed: the request's PassConfig is not one of this version.
@@ -27,7 +27,7 @@ class Fusing:
             resolved = ResolvedPassConfig.decode(request.pass_config)
         except (PassConfigError, ValueError) as error:
             raise BuildFailed("REQUEST_MALFORMED", f"pass_config: {error}", stage="passes") from error
-        self._manager = PassManager(resolved, request.range, request.target, observer=observer)
+        self._manager = PassManager(resolved, request.range, request.target, observers=observers)
 
     def inductor_patches(self, gm: GraphModule, options: Mapping[str, object]) -> dict[str, Any]:
         """Return the patches of Inductor's configuration that make it run the passes, over the user's

@@ -54,7 +54,7 @@ def read(job: Job) -> tuple[RequestFields, Graph]:
 
 @contextmanager
 def prepared(
-    request: RequestFields, graph: Graph, emit: Emit, observer: Observer | None = None
+    request: RequestFields, graph: Graph, emit: Emit, observers: tuple[Observer, ...] = ()
 ) -> Iterator[Prepared]:
     """Rebuild the graph under the request's ambient state, which holds in the block.
 
@@ -65,7 +65,7 @@ def prepared(
     emit("rebuild", f"{len(graph.nodes)} nodes")
     with ambient_state(request.ambient):
         rebuilt = rebuild(graph, request.range)
-        fusing = Fusing(request, observer)
+        fusing = Fusing(request, observers)
         yield Prepared(rebuilt, fusing, _patches(rebuilt.gm, request, fusing))
 
 

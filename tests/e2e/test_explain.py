@@ -82,9 +82,15 @@ def test_a_key_is_explained_from_its_manifest_and_with_drawings_while_the_daemon
 def test_a_graph_file_gives_the_same_table_without_any_daemon(
     compiled: dict[str, Any], tmp_path: Path
 ) -> None:
-    plain = json.loads(run_cli("explain", "fusions", str(compiled["file"]), "--json"))
+    dump = tmp_path / "dump"
+    plain = json.loads(run_cli("explain", "fusions", str(compiled["file"]), "--json", "--dump", str(dump)))
     assert numbers(plain["passes"]) == numbers(compiled["second"]["passes"])
     assert plain["near_misses"] == compiled["second"]["near_misses"]
+    (before,) = dump.glob("*.norm_quant.before.py")
+    (after,) = dump.glob("*.norm_quant.after.py")
+    assert "quant_fp8_static" in before.read_text()
+    assert before.read_text() != after.read_text()
+    assert "def _search" in (dump / "patterns.norm_quant.py").read_text()
 
 
 @pytest.fixture

@@ -28,6 +28,18 @@ _OURS = {
     "act": "fuse_cache.act_and_mul.default",
 }
 
+_TAIL = (
+    "\n"
+    "# What happened in a model\n"
+    "\n"
+    "`report()` has the table of passes and the near misses of every graph, also of one that was\n"
+    "loaded: they are in the artifact's manifest. `fuse-cache explain fusions KEY` shows them for a\n"
+    "stored artifact, with what to do about each kind of near miss; `--html F` writes one page with\n"
+    "drawings of what each pass changed. The backend's option `dump_dir` writes graph files\n"
+    "(`request.*.fcgraph`), which `fuse-cache explain fusions FILE` runs through the passes without\n"
+    "a daemon; `--dump DIR` writes the graph before and after each pass, and the patterns.\n"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -97,7 +109,7 @@ def text(table: dict[str, Counts]) -> str:
         "| model | RMSNorms | raised alone | raised with the sum | gated activations | raised |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
     )
-    return head + "\n".join(row(name, counts) for name, counts in table.items()) + "\n"
+    return head + "\n".join(row(name, counts) for name, counts in table.items()) + "\n" + _TAIL
 
 
 def main() -> None:

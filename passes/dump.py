@@ -108,8 +108,7 @@ def call_text(op: str, target: object, args: object, kwargs: object) -> str:
     assert isinstance(kwargs, Mapping)
     shown = [_argument_text(one) for one in args]
     shown += [f"{name}={_argument_text(one)}" for name, one in kwargs.items()]
-    text = f"{target_text(target)}({', '.join(shown)})"
-    return text if len(text) <= CALL_LETTERS else f"{text[: CALL_LETTERS - 1]}\u2026"
+    return _cut(f"{target_text(target)}({', '.join(shown)})")
 
 
 def target_text(target: object) -> str:
@@ -125,7 +124,11 @@ def value_text(node: fx.Node) -> str:
     value = node.meta.get("val", node.meta.get("example_value"))
     if not isinstance(value, torch.Tensor):
         return ""
-    return f"{_argument_text(value.dtype)}{list(value.shape)}"
+    return _cut(f"{_argument_text(value.dtype)}{list(value.shape)}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= CALL_LETTERS else f"{text[: CALL_LETTERS - 1]}\u2026"
 
 
 def _argument_text(argument: object) -> str:

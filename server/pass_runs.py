@@ -21,6 +21,7 @@ from fuse_cache.server.workfolder import WorkFolder
 ENTRY = "fuse_cache.server.worker.explain:explain"
 # One runs, so many wait: hosts that wait for an artifact go before people who look at one.
 MAX_WAITING = 8
+MOST_BYTES = 7 << 20  # gRPC sends 8 MiB here (`daemon.py`); 80 layers take 0.5.
 
 
 class PassRuns:
@@ -69,13 +70,29 @@ class PassRuns:
         write_job_files(folder, job_id=folder.name, request=request, op_modules=self._op_modules, entry=ENTRY)
         try:
             built = await self._pool.run(folder.name, folder, lambda stage, detail: None)
-            return ExplainResponse.FromString(built.content)
+            return fitting(built.content)
         except DecodeError as error:
             raise UnavailableError("WORKER_DIED", "the worker's answer cannot be read") from error
         except WorkerError as error:
             refused = error.deterministic
             kind = InvalidRequestError if refused else UnavailableError
             raise kind(error.reason, f"{error.stage or 'start'}: {error.message}") from error
+
+
+def fitting(content: bytes, limit_bytes: int = MOST_BYTES) -> ExplainResponse:
+    """Return a worker's answer, without the drawings where one message cannot hold them.
+
+    Raises:
+        DecodeError: it is none.
+    """
+    response = ExplainResponse.FromString(content)
+    if len(content) > limit_bytes:
+        del response.dumps[:]
+        response.graphs_missing = (
+            f"what the passes changed takes {len(content)} bytes, more than a message holds: give "
+            "`fuse-cache explain fusions` the graph file, which it runs on its own machine"
+        )
+    return response
 
 
 def _check(graph: bytes, request: bytes) -> None:

@@ -21,7 +21,9 @@ from fuse_cache.server.workfolder import WorkFolder
 ENTRY = "fuse_cache.server.worker.explain:explain"
 # One runs, so many wait: hosts that wait for an artifact go before people who look at one.
 MAX_WAITING = 8
-MOST_BYTES = 7 << 20  # gRPC sends 8 MiB here (`daemon.py`); 80 layers take 0.5.
+MOST_BYTES = (
+    7 << 20
+)  # gRPC sends 8 MiB here (`daemon.py`); a model of ten layers takes 0.1, and of more not much more.
 
 
 class PassRuns:

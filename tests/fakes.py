@@ -116,6 +116,7 @@ class FakeDaemon(compile_pb2_grpc.CompileServicer):
         self.reports: list[wire.ReportItem] = []
         self.uploaded: list[bytes] = []
         self.offsets: list[int] = []
+        self.explained = wire.ExplainResponse()
 
     def put(self, want: Want, content: bytes, **changes: Any) -> SignedManifest:
         """Store content under a request."""
@@ -203,7 +204,7 @@ class FakeDaemon(compile_pb2_grpc.CompileServicer):
         return wire.ReportResponse()
 
     def Explain(self, request: wire.ExplainRequest, context: Any) -> wire.ExplainResponse:
-        return wire.ExplainResponse()
+        return self.explained
 
     def _content_of(self, signed: SignedManifest) -> bytes:
         return self.contents.get(Manifest.FromString(signed.manifest).content.digest, b"")

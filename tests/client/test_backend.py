@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -217,3 +218,21 @@ def test_an_option_without_effect_says_so_once(
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         f"option {name} has no effect in this version"
     ]
+
+
+def test_a_setting_without_effect_warns_once_however_many_graphs_there_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    warn_once.cache_clear()
+    options = {"mode": "local", "pass_config": {"sp_min_token_num": 4093}, "level": "O0"}
+    with caplog.at_level(logging.WARNING, "fuse_cache.client"), torch.no_grad():
+        for size in (2, 3):
+            torch._dynamo.reset()
+            _compiled(double, **options)(torch.ones(size))
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["pass_config: sp_min_token_num has no effect: sequence_parallel off"]
+    assert not any(row["on"] for graph in report()[-2:] for row in graph.passes)
+    assert [graph.near_misses for graph in report()[-2:]] == [[], []]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fuse_cache.client.cli import main
+from fuse_cache.proto import compile_pb2 as wire
 from fuse_cache.proto.signing import SigningKey
 from tests.fakes import FakeDaemon
 
@@ -135,3 +136,21 @@ def test_serve_does_not_load_what_only_hosts_need() -> None:
         ).returncode
         == 0
     )
+
+
+def _miss(digest: bytes) -> wire.Miss:
+    difference = wire.FieldDifference(name="target", wanted="[red]cpu-avx2[/]", stored="cpu-avx512")
+    return wire.Miss(request_digest=digest, nearest=[wire.Neighbour(key=bytes(32), differences=[difference])])
+
+
+def test_explain_miss_names_the_fields_that_differ(daemon: FakeDaemon, endpoint: str) -> None:
+    daemon.explained = wire.ExplainResponse(misses=[_miss(b"\xaa" * 32), _miss(b"\xbb" * 32)])
+    code, out, _ = _run("explain", "miss", "--endpoint", endpoint)
+    assert code == 0
+    assert "target: wanted [red]cpu-avx2[/], stored cpu-avx512" in out
+    code, out, _ = _run("explain", "miss", "bbbb", "--endpoint", endpoint, "--json")
+    (found,) = json.loads(out)
+    assert found["request_digest"] == "bb" * 32
+    assert found["nearest"][0]["differences"][0]["name"] == "target"
+    _, out, _ = _run("explain", "miss", "cccc", "--endpoint", endpoint)
+    assert "no such miss" in out

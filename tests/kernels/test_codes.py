@@ -1,7 +1,8 @@
 """Fused operators against float64: every code and every scale is one that the graph's own roundings explain.
 
 A code may differ from float64's where a threshold lies within those roundings, and there by one step: the
-share that may differ is that of the thresholds. The references run here; that kernels have their bits is tested in `interpreted/` and on GPUs.
+share that may differ is that of the thresholds. The references run here; that kernels have their bits is
+tested in `interpreted/` and on GPUs.
 """
 
 from __future__ import annotations

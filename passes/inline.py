@@ -12,6 +12,7 @@ from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.lowering import lowerings, make_fallback
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -67,6 +68,7 @@ class Inliner:
                     if "stack_trace" in node.meta:
                         copied.meta["stack_trace"] = node.meta["stack_trace"]
                     if exact and inner.target in EXACT:
+                        _keep_whole(inner.target)
                         copied.meta["should_fallback"] = True
                     values[inner] = copied
         if isinstance(returned, fx.Node):
@@ -105,6 +107,16 @@ class Inliner:
                 key: value for key, value in table.items() if not (exact and key in EXACT)
             }
         return self._decompositions[exact]
+
+
+def _keep_whole(target: OpOverload) -> None:
+    """See to it that Inductor can call PyTorch's kernel of this operator.
+
+    SiLU and GELU have a decomposition and so no lowering: it refuses a graph that still holds them. The entry
+    is for such graphs alone, as any other was decomposed before.
+    """
+    if target not in lowerings:
+        make_fallback(target, warn=False, override_decomp=True)  # type: ignore[no-untyped-call]  # torch has no types here
 
 
 def _call(reference: Reference, arguments: tuple[object, ...], *operands: torch.Tensor) -> object:

@@ -36,6 +36,7 @@ PLACES: dict[str, Place] = {
     "norm_reshape": Place("fuse_cache.passes.norm_reshape", Stage.FUSE),
     "norm_quant": Place("fuse_cache.passes.norm_quant", Stage.FUSE),
     "act_quant": Place("fuse_cache.passes.act_quant", Stage.FUSE),
+    "split_tidy": Place("fuse_cache.passes.split_tidy", Stage.FUSE),
     "cleanup": Place("fuse_cache.passes.cleanup", Stage.FUSE),
     "lower_ir": Place("fuse_cache.passes.lower_ir", Stage.LOWER),
     "clone_elimination": Place("fuse_cache.passes.clone_elimination", Stage.LOWER),

@@ -80,7 +80,7 @@ PIPELINE: tuple[PassFacts, ...] = (
         kernels=("cpu", "sm"),
         is_fusion=True,
     ),
-    PassFacts(name="split_tidy", serves=("qk_norm_rope_kvcache", "rope_kvcache", "qk_norm_rope")),
+    PassFacts(name="split_tidy", serves=("qk_norm_rope_kvcache", "rope_kvcache", "qk_norm_rope"), built=True),
     PassFacts(name="qk_norm_rope_kvcache", field="fuse_qk_norm_rope_kvcache", levels=_SINGLE, is_fusion=True),
     PassFacts(name="rope_kvcache", field="fuse_rope_kvcache", levels=_SINGLE, is_fusion=True),
     PassFacts(name="qk_norm_rope", field="fuse_qk_norm_rope", levels=_SINGLE, is_fusion=True),

@@ -10,6 +10,7 @@ The checksum is BLAKE3 over all before it. The data digest of a content is its n
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -111,9 +112,14 @@ def read_entry(file: BinaryIO, space: Space, name: bytes, tier: str) -> Entry:
     header = read_header(file)
     if header.space is not space or header.name != name:
         raise DamagedFileError("the file is another entry's")
-    data = file.read(header.data_bytes + 1)  # One more than promised: a longer file is damaged too.
-    if len(data) != header.data_bytes:
-        raise DamagedFileError(f"{len(data)} bytes of {header.data_bytes}")
+    start = file.tell()
+    data_bytes = file.seek(0, os.SEEK_END) - start
+    if data_bytes != header.data_bytes:  # Before reading: a header may promise more than there is memory.
+        raise DamagedFileError(f"{data_bytes} bytes of {header.data_bytes}")
+    file.seek(start)
+    data = file.read(data_bytes)
+    if len(data) != data_bytes:
+        raise DamagedFileError(f"{len(data)} bytes of {data_bytes}: it was cut off meanwhile")
     if space is Space.MANIFEST and blake3(data).digest() != header.data_digest:
         raise DamagedFileError("data digest differs")
     return Entry(data, header.meta, tier)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -13,9 +14,14 @@ class Files:
     """Plain file calls. Each raises OSError as the system does."""
 
     def open_read(self, path: str) -> BinaryIO:
-        # Unbuffered: the callers read in two or three large pieces, and a buffer would copy 64 MiB once more.
-
-        return open(path, "rb", buffering=0)
+        # Without waiting: a pipe in its place would hold the thread for ever; as it is, it reads as empty.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            # Unbuffered: callers read in two or three large pieces; a buffer would copy 64 MiB once more.
+            return open(descriptor, "rb", buffering=0)
+        except OSError:  # A folder.
+            os.close(descriptor)
+            raise
 
     @contextlib.contextmanager
     def create(self, path: str) -> Iterator[int]:
@@ -42,6 +48,15 @@ class Files:
     def unlink(self, path: str) -> None:
         os.unlink(path)
 
+    def discard(self, path: str) -> None:
+        """Remove what is there, be it a folder."""
+        try:
+            os.unlink(path)
+        except (IsADirectoryError, PermissionError):  # What POSIX has unlink say of a folder.
+            if not os.path.isdir(path) or os.path.islink(path):
+                raise
+            shutil.rmtree(path)
+
     def make_dirs(self, path: str) -> None:
         os.makedirs(path, 0o700, exist_ok=True)
 
@@ -61,7 +76,7 @@ class Files:
 
     def has_writer(self, path: str) -> bool:
         """Tell whether somebody holds the lock that `create` takes."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -14,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from fuse_cache.server.cache.entry_file import (
     DamagedFileError,
@@ -35,6 +37,8 @@ MAX_QUARANTINED = 32  # Files kept as evidence.
 # Between a writer's open and its lock lie microseconds; a minute forgives a stopped machine.
 TEMP_AGE_S = 60.0
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+# What opening says of something else than a file in an entry's place: a folder, a socket, links in a circle.
+_NO_FILE_ERRNOS = frozenset({errno.EISDIR, errno.ENXIO, errno.ELOOP})
 READ_ONLY_ERRNOS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
@@ -75,7 +79,7 @@ class Folder:
         for _ in range(2):
             with (
                 contextlib.suppress(FileNotFoundError, NotADirectoryError),
-                self.files.open_read(path) as file,
+                self._open_entry(path) as file,
             ):
                 return read_entry(file, space, name, tier)
         return None
@@ -83,7 +87,7 @@ class Folder:
     def header(self, space: Space, name: bytes) -> Header | None:
         """Return what the file says about itself, or None. Raises: DamagedFileError, OSError."""
         path = self.path(space, name)
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), self.files.open_read(path) as file:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), self._open_entry(path) as file:
             header = read_header(file)
             if header.space is not space or header.name != name:
                 raise DamagedFileError("the file is another entry's")
@@ -91,9 +95,10 @@ class Folder:
         return None
 
     def size(self, space: Space, name: bytes) -> int | None:
-        """Return the size of the file, or None. Raises: OSError."""
+        """Return the size of the file, or None: there is none, or no file. Raises: OSError."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return self.files.stat(self.path(space, name)).st_size
+            status = self.files.stat(self.path(space, name))
+            return status.st_size if stat.S_ISREG(status.st_mode) else None
         return None
 
     def write(self, space: Space, name: bytes, entry: Entry) -> int:
@@ -120,15 +125,12 @@ class Folder:
     def remove(self, space: Space, name: bytes) -> bool:
         """Unlink the file; tell whether there was one. Raises: OSError."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            self.files.unlink(self.path(space, name))
+            self.files.discard(self.path(space, name))
             return True
         return False
 
     def set_aside(self, space: Space, name: bytes) -> bool:
-        """Move the file into quarantine/ and keep the newest few there; tell whether there was one.
-
-        Raises: OSError.
-        """
+        """Move the file to quarantine/, which keeps the newest; tell if there was one. Raises: OSError."""
         aside = os.path.join(self.root, "quarantine")
         target = os.path.join(aside, f"{FOLDER_OF[space]}-{name.hex()}-{uuid.uuid4().hex[:8]}")
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -149,7 +151,7 @@ class Folder:
             # st_ctime: when it was moved here.
             paths.sort(key=lambda path: self.files.stat(path).st_ctime, reverse=True)
             for path in paths[keep:]:
-                self.files.unlink(path)
+                self.files.discard(path)
 
     def shards(self, space: Space) -> list[str]:
         """Return the two-digit folders that exist. Raises: OSError (not ENOENT)."""
@@ -161,10 +163,7 @@ class Folder:
         return os.path.join(self.root, FOLDER_OF[space], shard)
 
     def names(self, space: Space, shard: str) -> Iterator[bytes]:
-        """Yield the names that have a file in this shard; files with other names are skipped.
-
-        Raises: OSError.
-        """
+        """Yield the names of this shard's files; those with other names are skipped. Raises: OSError."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             for text in self.files.list(self.shard_path(space, shard)):
                 with contextlib.suppress(ValueError):
@@ -219,6 +218,15 @@ class Folder:
         with contextlib.suppress(OSError):
             self.files.unlink(self._reserve)
 
+    def _open_entry(self, path: str) -> BinaryIO:
+        """Open an entry's file. Raises: DamagedFileError (it is no file), OSError."""
+        try:
+            return self.files.open_read(path)
+        except OSError as error:
+            if error.errno not in _NO_FILE_ERRNOS:
+                raise
+            raise DamagedFileError("something else than a file is in its place") from error
+
     @contextlib.contextmanager
     def _create(self, path: str) -> Iterator[int]:
         with contextlib.ExitStack() as stack:
@@ -232,10 +240,13 @@ class Folder:
 
     def _replace(self, source: str, target: str) -> None:
         for _ in range(3):  # Who removes empty folders may take a new one before the file is in it.
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 self.files.replace(source, target)
                 return
-            self.files.make_dirs(os.path.dirname(target))
+            except FileNotFoundError:
+                self.files.make_dirs(os.path.dirname(target))
+            except IsADirectoryError:
+                self.files.discard(target)
         self.files.replace(source, target)
 
     def _probe(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import logging
 import os
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 
 from fuse_cache.server.worker import processes
 
+log = logging.getLogger(__name__)
+
 # What the processes below us may see of our environment. Nothing that changes generated code may come in
 # unseen by the key (TORCHINDUCTOR_*, TORCH_*, TRITON_*), and no secret has business there.
 ENVIRONMENT_NAMES = frozenset({
@@ -22,6 +25,10 @@ ENVIRONMENT_NAMES = frozenset({
     "CUDA_HOME", "CUDA_PATH", "CXX", "CC", "VIRTUAL_ENV", "SSL_CERT_FILE",
 })  # fmt: skip
 RESTART_DELAY_S = 0.2
+PING_S = 5.0
+# A supervisor answers in a millisecond, so one that is silent for 15 s hangs. Not one long wait: it would be
+# over as soon as a daemon that was stopped itself goes on.
+MAX_UNANSWERED = 3
 
 
 class Loading(enum.Enum):
@@ -63,6 +70,8 @@ class SupervisorLink:
         self._changed = asyncio.Event()
         self._closing = False
         self._restart: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._answered = False
         self.loading = Loading.LOADING
         self.message = ""  # Why loading failed.
         self.on_change: Callable[[Loading], None] = lambda loading: None
@@ -97,6 +106,7 @@ class SupervisorLink:
         assert self._socket is not None
         asyncio.get_running_loop().add_reader(self._socket, self._readable)
         self._tell({"op": "reload"})
+        self._watch = asyncio.create_task(self._watch_supervisor())
 
     async def wait_ready(self, timeout_s: float) -> Loading:
         """Wait until the fork server is loaded or has failed to, or the time is over; tell which."""
@@ -145,8 +155,9 @@ class SupervisorLink:
     async def close(self) -> None:
         """End the supervisor and all below it."""
         self._closing = True
-        if self._restart is not None:
-            self._restart.cancel()
+        for task in (self._restart, self._watch):
+            if task is not None:
+                task.cancel()
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
@@ -195,7 +206,9 @@ class SupervisorLink:
             return
         message = received[0]
         event, task_id = message["event"], str(message.get("id", ""))
-        if event == "ready":
+        if event == "pong":
+            self._answered = True
+        elif event == "ready":
             self._set_loading(Loading.READY)
         elif event == "loading":
             self._set_loading(Loading.LOADING)
@@ -214,6 +227,8 @@ class SupervisorLink:
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
         self._socket = None
+        if self._watch is not None:
+            self._watch.cancel()
         if self._closing:
             return
         # The kernel has killed its children and theirs (die_with_parent); compilers that those ran are left.
@@ -226,6 +241,18 @@ class SupervisorLink:
             if not future.done():
                 future.set_result(Ended(-9, "supervisor"))
         self._restart = asyncio.create_task(self._start_again())
+
+    async def _watch_supervisor(self) -> None:
+        """Kill a supervisor that hangs: its end is noticed, whoever waits is told, and another one starts."""
+        unanswered = 0
+        while unanswered < MAX_UNANSWERED:
+            self._answered = False
+            self._tell({"op": "ping"})
+            await asyncio.sleep(PING_S)
+            unanswered = 0 if self._answered else unanswered + 1
+        assert self._process is not None
+        log.error("the supervisor hangs and is replaced", extra={"pid": self._process.pid})
+        self._process.kill()
 
     async def _start_again(self) -> None:
         await asyncio.sleep(RESTART_DELAY_S)

@@ -101,6 +101,11 @@ def kill_quietly(pid: int, signal_number: int = signal.SIGKILL) -> None:
         os.kill(pid, signal_number)
 
 
+def spawn(argv: list[str], actions: list[tuple[int, int, int]], defaults: Iterable[int]) -> int:
+    """Start a program in a session of its own, with the `defaults` signals not ignored; return its pid."""
+    return os.posix_spawn(argv[0], argv, os.environ, file_actions=actions, setsid=True, setsigdef=defaults)
+
+
 def next_exit() -> tuple[int, int] | None:
     """Reap one child that has ended, after killing what is left of its process group. None: nobody has ended.
 

@@ -9,7 +9,9 @@ descendants; when the daemon is gone, so is everything below here.
 Packets (SOCK_SEQPACKET, JSON). From the daemon, descriptors in brackets:
     {"op": "job", "id", "dir", "seconds", "bytes"} [progress pipe]    {"op": "kill", "id"}
     {"op": "tool", "id", "argv", "seconds"} [stdin and stdout]        {"op": "reload"}: the first one loads
+    {"op": "ping"}: answered with a pong
 To the daemon:
+    {"event": "pong"}
     {"event": "ready"}    {"event": "loading"}    {"event": "not_ready", "message"}
     {"event": "started", "id", "pid"}
     {"event": "ended", "id", "code", "why"}   why: "" (by itself), "time", "memory", "asked", "not_ready"
@@ -26,12 +28,15 @@ import socket
 import sys
 import time
 from dataclasses import dataclass
+from typing import cast
 
 from fuse_cache.server.worker import processes
 
 # How often limits are checked: 10 GB/s of page faults is beyond one core, so 1 GB at most slips by.
 TICK_S = 0.1
-FORK_PATIENCE_S = 15.0  # A loaded fork server forks in 10 ms; one that does not answer is replaced.
+# A loaded fork server forks in 10 ms and tells of an end as fast. One that does not is replaced; all its jobs
+# die with it.
+FORK_PATIENCE_S = 15.0
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.5, 30.0  # Between two starts of a fork server that will not load.
 
 
@@ -55,6 +60,7 @@ class _Task:
     since_s: float
     template: _Template | None = None  # None: a tool, our own child.
     why: str = ""
+    over_since_s: float | None = None  # When it was seen to have ended, or was killed.
 
 
 class Supervisor:
@@ -109,7 +115,7 @@ class Supervisor:
 
     def _spawn(self, argv: list[str], stdio_fd: int) -> int:
         actions = [(os.POSIX_SPAWN_DUP2, stdio_fd, 0), (os.POSIX_SPAWN_DUP2, stdio_fd, 1)]
-        return _posix_spawn(argv, actions)
+        return processes.spawn(argv, actions, _DAEMONS_SIGNALS)
 
     def _start_template(self) -> None:
         self._restart_at_s = None
@@ -117,7 +123,7 @@ class Supervisor:
         module = "fuse_cache.server.worker.forkserver"
         argv = [sys.executable, "-P", "-m", module, "--entry", self._entry, "--parent", str(os.getpid())]
         actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0), (os.POSIX_SPAWN_DUP2, 2, 1)]
-        pid = _posix_spawn(argv, actions)
+        pid = processes.spawn(argv, actions, _DAEMONS_SIGNALS)
         theirs.close()
         template = _Template(pid, ours)
         self._templates.append(template)
@@ -132,12 +138,14 @@ class Supervisor:
         if op == "job":
             self._start_job(task_id, message, descriptors)
         elif op == "tool":
-            argv = [str(word) for word in _list(message["argv"])]
+            argv = [str(word) for word in cast(list[object], message["argv"])]
             pid = self._spawn(argv, descriptors[0])
             self._tasks[task_id] = _Task(pid, _float(message["seconds"]), None, time.monotonic())
             self._tell(event="started", id=task_id, pid=pid)
         elif op == "kill":
             self._kill(task_id, "asked")
+        elif op == "ping":
+            self._tell(event="pong")
         elif op == "reload":
             for template in self._templates:
                 self._retire(template)
@@ -237,11 +245,15 @@ class Supervisor:
             resident = sum(process.resident_bytes for process in processes.tree_of(task.pid, table))
             if task.max_bytes is not None and resident > task.max_bytes:
                 self._kill(task_id, "memory", table)
+            if task.over_since_s is None and (task.why or not resident):  # The dead hold no memory.
+                task.over_since_s = now_s
         for task_id, task in list(self._tasks.items()):
             age_s = now_s - task.since_s
-            if task.pid == 0 and task.template is not None and age_s > FORK_PATIENCE_S:
+            awaited_since_s = task.over_since_s if task.pid else task.since_s
+            awaited_s = 0.0 if awaited_since_s is None else now_s - awaited_since_s
+            if task.template is not None and awaited_s > FORK_PATIENCE_S:
                 processes.kill_quietly(task.template.pid)
-            elif task.pid and task.seconds is not None and age_s > task.seconds:
+            elif task.pid and not awaited_s and task.seconds is not None and age_s > task.seconds:
                 self._kill(task_id, "time")
 
     def _sweep(self) -> None:
@@ -257,24 +269,12 @@ class Supervisor:
 _DAEMONS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def _posix_spawn(argv: list[str], actions: list[tuple[int, int, int]]) -> int:
-    """Start a program in a session of its own, with the signals that we ignore back to their defaults."""
-    return os.posix_spawn(
-        argv[0], argv, os.environ, file_actions=actions, setsid=True, setsigdef=_DAEMONS_SIGNALS
-    )
-
-
 def _float(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
 def _int(value: object) -> int | None:
     return value if isinstance(value, int) else None
-
-
-def _list(value: object) -> list[object]:
-    assert isinstance(value, list)
-    return value
 
 
 def main(arguments: list[str] | None = None) -> int:

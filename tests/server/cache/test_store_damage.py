@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
 
 from fuse_cache.server.cache.compose import open_store
+from fuse_cache.server.cache.entry_file import encode_header, read_header
+from fuse_cache.server.cache.tier import Entry, Space
 from tests.server.cache.artifacts import artifact
 from tests.server.cache.stores import content_path, manifest_path, publish, publish_lost_in_memory, reopened
+
+
+class _Endless(bytes):
+    def __len__(self) -> int:
+        return 1 << 62
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -65,6 +75,70 @@ async def test_a_corrupt_file_is_a_miss_counted_and_set_aside(tmp_path: Path, pa
     await publish_lost_in_memory(store, one)
     assert await store.get_manifest(one.key) is not None
     assert await store.get_content(one.digest) is not None
+    await store.close()
+
+
+@pytest.mark.parametrize("what", ["folder", "pipe", "socket", "endless file", "links in a circle"])
+@pytest.mark.parametrize("part", ["manifest", "content"])
+async def test_what_is_no_file_in_an_entrys_place_is_a_miss_and_made_again(
+    tmp_path: Path, part: str, what: str
+) -> None:
+    """Before: a pipe held a thread, and the daemon's stop, for ever; a folder was an outage without end."""
+    store = open_store(tmp_path, memory_bytes=0)
+    one = artifact(1)
+    await publish_lost_in_memory(store, one)
+    path = manifest_path(tmp_path, one) if part == "manifest" else content_path(tmp_path, one)
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        if what == "folder":
+            path.mkdir()
+            (path / "a file").write_text("something")
+        elif what == "pipe":
+            os.mkfifo(path)
+        elif what == "socket":
+            here = os.open(path.parent, os.O_RDONLY)
+            listener.bind(f"/proc/self/fd/{here}/{path.name}")  # Shorter than a socket's name may be.
+            os.close(here)
+        else:
+            path.symlink_to("/dev/zero" if what == "endless file" else path)
+        async with asyncio.timeout(20):
+            if part == "content":
+                assert await store.get_content(one.digest) is None
+            assert await store.get_manifest(one.key) is None
+            await publish_lost_in_memory(store, one)
+            assert await store.get_manifest(one.key) is not None
+            assert await store.get_content(one.digest) is not None
+            assert (await store.stats()).lookups["disk"]["unavailable"] == 0
+            await store.close()
+    assert path.is_file()
+    assert not path.is_symlink()
+
+
+@pytest.mark.parametrize("what", ["folder", "pipe"])
+async def test_a_write_replaces_what_is_no_file(tmp_path: Path, what: str) -> None:
+    store = open_store(tmp_path, memory_bytes=0)
+    one = artifact(1)
+    for path in (manifest_path(tmp_path, one), content_path(tmp_path, one)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path) if what == "pipe" else (path / "inner").mkdir(parents=True)
+    async with asyncio.timeout(20):
+        await publish_lost_in_memory(store, one)
+        assert await store.get_content(one.digest) is not None
+        await store.close()
+
+
+async def test_a_header_that_promises_too_much_is_damage_and_takes_no_memory(tmp_path: Path) -> None:
+    store = open_store(tmp_path, memory_bytes=0)
+    one = artifact(1)
+    await publish_lost_in_memory(store, one)
+    path = content_path(tmp_path, one)
+    with path.open("rb") as file:
+        header = read_header(file)
+        data = file.read()
+    lie = encode_header(Space.CONTENT, one.digest, Entry(_Endless(), header.meta))
+    path.write_bytes(lie + data)
+    assert await store.get_content(one.digest) is None
+    assert (await store.stats()).lookups["disk"]["corrupt"] == 1
     await store.close()
 
 

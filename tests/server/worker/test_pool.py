@@ -34,7 +34,8 @@ CHILD_MARK = "fake-build-child"
 async def workers(
     entry: str = "fake_builds:build", *, seconds: float = 60.0, max_bytes: int = 1 << 30
 ) -> AsyncIterator[tuple[SupervisorLink, WorkerPool]]:
-    link = SupervisorLink(entry, {**os.environ, "PYTHONPATH": str(FAKES)})
+    path = os.pathsep.join(filter(None, (str(FAKES), os.environ.get("PYTHONPATH"))))
+    link = SupervisorLink(entry, {**os.environ, "PYTHONPATH": path})
     link.start()
     link.attach()
     try:
@@ -175,6 +176,41 @@ async def test_a_worker_whose_parent_is_killed_ends_with_all_its_children(
             for child in children_of_fakes():
                 child.kill()
         await until(lambda: not children_of_fakes())
+
+
+async def test_a_supervisor_that_hangs_is_replaced_and_the_build_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It enforces every limit: without it the host would hear for ever that its compilation goes on."""
+    monkeypatch.setattr("fuse_cache.server.worker.link.PING_S", 1.0)
+    async with workers() as (link, pool):
+        runner = Runner(tmp_path, pool)
+        build = asyncio.create_task(runner.run("sleep:600"))
+        await until(lambda: runner.events)
+        os.kill(link.supervisor_pid, signal.SIGSTOP)
+        with pytest.raises(WorkerDied, match="its supervisor died"):
+            async with asyncio.timeout(30):
+                await build
+        assert (await runner.run("sleep:0.01")).nodes == 7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["sleep:600", "sleep:1"], ids=["killed at its limit", "built"])
+async def test_a_fork_server_that_hangs_is_replaced_and_its_build_ends(tmp_path: Path, script: str) -> None:
+    """It is the one that tells of an end, also of one that the supervisor brought about."""
+    async with workers(seconds=3.0) as (link, pool):
+        runner = Runner(tmp_path, pool)
+        build = asyncio.create_task(runner.run(script))
+        await until(lambda: runner.events)
+        fork_server = processes.tree_of(link.supervisor_pid, processes.process_table())[1]
+        os.kill(fork_server.pid, signal.SIGSTOP)
+        async with asyncio.timeout(60):
+            if script == "sleep:1":
+                assert (await build).nodes == 7
+            else:
+                with pytest.raises(WorkerTimeout):
+                    await build
+        assert (await runner.run("sleep:0.01")).nodes == 7
 
 
 async def test_a_cancelled_build_is_killed(tmp_path: Path) -> None:

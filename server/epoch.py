@@ -178,8 +178,12 @@ def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo:
 
 
 def kernel_sources(root: Path) -> bytes:
-    """Return the digest of what all kernels share. One operator's own count with the passes that use it."""
-    return _sources((root / "kernels").glob("*.py"))
+    """Return the digest of what all kernels share, and of what compiles them for targets that are not here.
+
+    One operator's own count with the passes that use it.
+    """
+    kernels = root / "kernels"
+    return _sources(itertools.chain(kernels.glob("*.py"), (kernels / "targets").rglob("*.py")))
 
 
 def _walk(place: str, inside: str) -> Iterator[tuple[str, str, list[str]]]:

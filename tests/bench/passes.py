@@ -25,6 +25,7 @@ from fuse_cache.passes.verify import promise_of, verify
 from tests.bench.row import Row
 
 LAYERS = (8, 16, 32, 80)
+ROUNDS = 5
 HIDDEN, WIDE, HEADS = 256, 512, 4
 MAX = 448.0
 BAR_S = 8.0  # Raising and fusing 80 layers on 2 cores.
@@ -120,17 +121,22 @@ def run_passes(gm: fx.GraphModule) -> tuple[dict[Stage, float], dict[str, int]]:
 
 
 def measure() -> list[Row]:
-    """Time one run of all passes for each number of layers, after a small one that loads everything."""
+    """Time runs of all passes for each number of layers, after a small one that loads everything."""
     run_passes(llama(1))
     rows = []
     totals = {}
     for layers in LAYERS:
-        gm = llama(layers)
-        nodes = len(gm.graph.nodes)
-        seconds, matches = run_passes(gm)
+        runs = []
+        for _ in range(ROUNDS):
+            gm = llama(layers)
+            nodes = len(gm.graph.nodes)
+            seconds, matches = run_passes(gm)
+            assert matches["norm_quant"] == 2 * layers
+            assert matches["act_quant"] == layers
+            runs.append(seconds)
+        # The least of each: other processes on the same cores only add.
+        seconds = {stage: min(run[stage] for run in runs) for stage in Stage}
         fused = seconds[Stage.JOINT] + seconds[Stage.FUSE]
-        assert matches["norm_quant"] == 2 * layers
-        assert matches["act_quant"] == layers
         totals[layers] = sum(seconds.values())
         what = f"CPU time, raising + fusing, {layers} layers, {nodes} nodes"
         rows.append(Row(what=what, value=fused, unit="s", bar=BAR_S if layers == max(LAYERS) else None))

@@ -59,11 +59,12 @@ def to_power_of_two(scale, POWER: tl.constexpr):
     """Round scales up to powers of two: "exact" by the bits, "masked" without an exception for NaN, "clamped"
     to the exponents 1 to 254, "log2" by way of log2, "none"."""
     if POWER == "exact":
-        bits = scale.to(tl.int32, bitcast=True)
+        bits = scale.to(tl.int32, bitcast=True) & 0x7FFFFFFF
         up = (bits + 0x7FFFFF) & 0x7F800000
         scale = tl.where(bits < 0x7F800000, up, bits).to(tl.float32, bitcast=True)
     if POWER == "masked":
-        scale = ((scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
+        bits = scale.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        scale = ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
     if POWER == "clamped":
         up = (scale.to(tl.int32, bitcast=True) & 0x7FFFFFFF) + 0x7FFFFF
         # Infinity and NaN have grown over the sign: to 255 or more, as unsigned.

@@ -7,14 +7,16 @@ that a threshold that lies elsewhere is seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fuse_cache.passes.reading import RESHAPES, aten, prims
 
@@ -52,9 +54,19 @@ _CONSTANTS = frozenset(
 )
 
 
+@contextmanager
+def no_modes() -> Iterator[None]:
+    """Compute on real tensors: in Inductor's hooks a mode is on that makes everything fake."""
+    with _disable_current_modes(), torch.no_grad():
+        yield
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The nodes between `source` and `last`, in the order in which they run, without the source."""
+    """The nodes between `source` and `last`, in the order in which they run, without the source.
+
+    What computes on real tensors (`key`, `run`, `constants`) is called with `no_modes`.
+    """
 
     source: fx.Node
     nodes: tuple[fx.Node, ...]
@@ -78,12 +90,11 @@ class Part:
     def run(self, values: Tensor) -> Tensor | None:
         """Return what the last node computes of these values, None if the part cannot be run on them."""
         known: dict[fx.Node, Any] = {self.source: values}
-        with unset_fake_temporarily(), torch.no_grad():
-            try:
-                for node in self.nodes:
-                    known[node] = _compute(node, known, values)
-            except (RuntimeError, TypeError, NotImplementedError):
-                return None
+        try:
+            for node in self.nodes:
+                known[node] = _compute(node, known, values)
+        except (RuntimeError, TypeError, NotImplementedError):
+            return None
         found = known[self.last]
         return found if isinstance(found, Tensor) and found.shape == values.shape else None
 

@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuse_cache.kernels.quant_nvfp4.reference import BITS, e2m1
 from fuse_cache.passes.base import Reason
-from fuse_cache.passes.probe import part_behind
+from fuse_cache.passes.probe import no_modes, part_behind
 from fuse_cache.passes.raised import Miss
 from fuse_cache.passes.reading import RESHAPES, aten, cast_source, dtype, is_call, number, only_user, tensor
 
@@ -110,11 +110,12 @@ def read_encoding(codes: fx.Node, scaled: fx.Node) -> Encoding | Miss:
     part = part_behind(codes, lambda node: node is scaled)
     if part is None:
         return Miss(Reason.OTHER_SPELLING, f"{codes.name} is not computed from {scaled.name} value by value")
-    key = part.key()
-    if key not in _found:
-        values = torch.cat([_values(), _around(part.constants())])
-        result = part.run(values)
-        _found[key] = None if result is None else _meaning(values, result.to(torch.int32))
+    with no_modes():
+        key = part.key()
+        if key not in _found:
+            values = torch.cat([_values(), _around(part.constants())])
+            result = part.run(values)
+            _found[key] = None if result is None else _meaning(values, result.to(torch.int32))
     encoding = _found[key]
     return encoding or Miss(Reason.OTHER_SPELLING, f"{codes.name} does not round to e2m1, ties to even")
 

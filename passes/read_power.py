@@ -13,7 +13,7 @@ from fuse_cache.kernels.quant_dynamic.reference import (
     MASKED_POWER,
     to_power_of_two,
 )
-from fuse_cache.passes.probe import Part, part_behind
+from fuse_cache.passes.probe import Part, no_modes, part_behind
 from fuse_cache.passes.reading import aten, dtype, is_call
 
 # What fields of a float32 are cut and shifted by: a part with no other constant cannot tell more mantissas
@@ -31,13 +31,16 @@ def source_of_bits(node: fx.Node) -> fx.Node | None:
 def read_power(node: fx.Node) -> str | None:
     """Return by which rule the node rounds the scale up; None: by none that has a name."""
     part = _part(node)
-    if part is None or not set(part.constants()) <= _CONSTANTS:
+    if part is None:
         return None
-    key = part.key()
-    if key not in _found:
-        bits = _bits()
-        result = part.run(bits)
-        _found[key] = None if result is None else _rule(bits, result)
+    with no_modes():
+        if not set(part.constants()) <= _CONSTANTS:
+            return None
+        key = part.key()
+        if key not in _found:
+            bits = _bits()
+            result = part.run(bits)
+            _found[key] = None if result is None else _rule(bits, result)
     return _found[key]
 
 

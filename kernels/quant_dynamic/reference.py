@@ -125,15 +125,18 @@ def _scales(
 
 
 def to_power_of_two(scales: Tensor, power_of_two: str) -> Tensor:
-    """Return float32 scales as powers of two by one of `POWERS`."""
+    """Return float32 scales as powers of two by one of `POWERS`.
+
+    Scales are no less than 0. The sign of a NaN, which compiled code may set, counts for nothing.
+    """
     if power_of_two == LOG2_POWER:
         return torch.exp2(torch.ceil(torch.log2(scales)))
     if power_of_two == EXACT_POWER:
-        bits = scales.view(torch.int32)
+        bits = scales.view(torch.int32) & _MAGNITUDE
         up = (bits + _MANTISSA) & _EXPONENT
         return torch.where(bits < _EXPONENT, up, bits).view(torch.float32)  # Infinity and NaN stay.
     if power_of_two == MASKED_POWER:
-        return ((scales.view(torch.int32) + _MANTISSA) & _EXPONENT).view(torch.float32)
+        return (((scales.view(torch.int32) & _MAGNITUDE) + _MANTISSA) & _EXPONENT).view(torch.float32)
     if power_of_two == CLAMPED_POWER:
         bits = scales.view(torch.int32) & _MAGNITUDE
         exponents = (bits >> 23) + ((bits & _MANTISSA) != 0).to(torch.int32)

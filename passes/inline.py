@@ -70,7 +70,6 @@ class Inliner:
                     if exact and inner.target in EXACT:
                         _keep_whole(inner.target)
                         copied.meta["should_fallback"] = True
-                        _let_fall_back(inner.target)
                     values[inner] = copied
         if isinstance(returned, fx.Node):
             node.replace_all_uses_with(values[returned])
@@ -126,17 +125,6 @@ def _call(reference: Reference, arguments: tuple[object, ...], *operands: torch.
     return reference(
         *(next(remaining) if isinstance(argument, fx.Node) else argument for argument in arguments)
     )
-
-
-def _let_fall_back(target: OpOverload) -> None:
-    """Let Inductor call an operator that it only knows how to decompose: SiLU for one, which it refuses else.
-
-    What it decomposes never arrives there under this name, but from us.
-    """
-    from torch._inductor.lowering import lowerings, make_fallback
-
-    if target not in lowerings:
-        make_fallback(target, warn=False, override_decomp=True)  # type: ignore[no-untyped-call]  # torch has no types here
 
 
 def is_ours(node: fx.Node, namespace: str) -> bool:

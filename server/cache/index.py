@@ -102,7 +102,10 @@ class Index:
     def total_bytes(self) -> int:
         """Return the size of all indexed files. diskcache's triggers keep it, for all processes at once."""
         with translated():
-            return int(self.database.one("SELECT value FROM Settings WHERE key = 'size'"))
+            total_bytes = int(self.database.one("SELECT value FROM Settings WHERE key = 'size'"))
+            if total_bytes < 0:  # Damage: the cap would hold nothing back.
+                raise ValueError(f"a total of {total_bytes} bytes")
+            return total_bytes
 
     def count(self, space: Space) -> int:
         sql = "SELECT COUNT(*) FROM Cache WHERE key >= ? AND key < ?"

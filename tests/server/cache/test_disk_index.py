@@ -130,6 +130,18 @@ def test_a_total_that_is_wrong_is_set_right(store: Path, made: list[Artifact]) -
     assert assert_whole(store, made) == 0
 
 
+def test_sizes_below_zero_are_damage_and_the_index_is_rebuilt(store: Path, made: list[Artifact]) -> None:
+    """Before: the daemon's stats failed, and nothing was ever evicted."""
+    with sqlite3.connect(store / "cache.db") as database:
+        database.execute("UPDATE Cache SET size = -1")
+    database.close()
+    tier = open_disk(store)
+    assert tier.usage().size_bytes >= 0
+    assert tier.usage().index_rebuilds == 1
+    tier.close()
+    assert_whole(store, made)
+
+
 def test_rows_and_files_that_lost_each_other_are_reconciled(store: Path, made: list[Artifact]) -> None:
     connection = sqlite3.connect(store / "cache.db")
     connection.execute("DELETE FROM Cache WHERE key = ?", (b"m" + made[0].key,))

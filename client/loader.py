@@ -17,10 +17,12 @@ from typing import Any
 import torch
 
 from fuse_cache.client.checker import InputChecker
+from fuse_cache.client.gpu_kernel import gpu_namespace, why_not_here
 from fuse_cache.client.native import EXTERN_KERNELS, NativeLoadError, kernel
 from fuse_cache.proto import artifact_pb2, cpu_target, safe_pickle
 from fuse_cache.proto.container import unpack
 from fuse_cache.proto.errors import ContainerError
+from fuse_cache.proto.gpu_kernel import GpuKernelError
 from fuse_cache.proto.graph import Graph, Input, SymMeta, TensorMeta
 from fuse_cache.proto.spec import ArtifactSpec, SpecError, decode_spec
 
@@ -105,7 +107,10 @@ def load(
 
 
 def _check_host(spec: ArtifactSpec) -> None:
-    refusal = cpu_target.refusal(spec.target)
+    if cpu_target.is_cpu_target(spec.target):
+        refusal = cpu_target.refusal(spec.target)
+    else:
+        refusal = why_not_here(spec.target)
     if refusal is not None:
         raise ArtifactLoadError(refusal)
     release = str(torch.__version__).partition("+")[0]
@@ -162,6 +167,8 @@ def _execute(wrapper: str, sections: Mapping[str, bytes], spec: ArtifactSpec) ->
         "native_kernel": native_kernel,
         "extern_kernels": EXTERN_KERNELS,
     }
+    if not cpu_target.is_cpu_target(spec.target):
+        namespace |= gpu_namespace(sections)
     try:
         exec(compile(wrapper, f"<{name}>", "exec"), namespace)
         for constant in spec.constants:
@@ -171,7 +178,7 @@ def _execute(wrapper: str, sections: Mapping[str, bytes], spec: ArtifactSpec) ->
             flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
             namespace[constant.name] = flat.reshape(constant.size)
         call: Callable[[list[Any]], Any] = namespace["call"]
-    except NativeLoadError as error:
+    except (NativeLoadError, GpuKernelError) as error:
         raise ArtifactLoadError(str(error)) from error
     except Exception as error:
         raise ArtifactLoadError(f"the wrapper does not run here: {type(error).__name__}: {error}") from error

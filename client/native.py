@@ -4,24 +4,17 @@ folder and no writable disk.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import errno
-import fcntl
 import hashlib
-import itertools
 import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 
 from fuse_cache.client.forklock import ForkLock
+from fuse_cache.client.memory_file import as_file
 
-_MFD_EXEC: Final = 0x10  # Linux 6.3; older kernels answer EINVAL and make every memfd executable.
-
-_counter = itertools.count(1)
 _kernels: dict[str, Callable[..., None]] = {}
 _lock = ForkLock()  # Guards _kernels, and that a library is loaded once. Held while one is loaded (0.3 ms).
 
@@ -62,7 +55,7 @@ def _load(library: bytes) -> Callable[..., None]:
     address = guards._torchinductor_pyobject_tensor_data_ptr
     os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
     try:
-        with _as_file(library) as path:
+        with as_file(library) as path:
             # Not through importlib: it keeps single-phase modules by file name and would give the first of
             # all `kernel` modules.
             handle = ctypes.PyDLL(path, mode=os.RTLD_NOW | os.RTLD_LOCAL)
@@ -72,55 +65,6 @@ def _load(library: bytes) -> Callable[..., None]:
     except (OSError, AttributeError, RuntimeError) as error:
         raise NativeLoadError(f"a kernel cannot be loaded on this host: {error}") from error
     return loaded
-
-
-@contextlib.contextmanager
-def _as_file(library: bytes) -> Iterator[str]:
-    """Give a path that dlopen can open: of sealed memory, or of a temporary file where there is no memfd or
-    no /proc.
-    """
-    try:
-        fd = _memory_file(library)
-    except OSError:
-        with tempfile.NamedTemporaryFile(prefix="fuse-cache-", suffix=".so") as file:
-            file.write(library)
-            file.flush()
-            yield file.name
-        return
-    try:
-        yield _unique_path(fd)
-    finally:
-        os.close(fd)
-
-
-def _memory_file(library: bytes) -> int:
-    if not os.path.isdir("/proc/self/fd"):
-        raise OSError(errno.ENOENT, "there is no /proc")
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    try:
-        fd = os.memfd_create("fuse-cache", flags | _MFD_EXEC)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        fd = os.memfd_create("fuse-cache", flags)
-    try:
-        view = memoryview(library)
-        while view:
-            view = view[os.write(fd, view) :]
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _unique_path(fd: int) -> str:
-    """Name `fd` as no other call has: dlopen answers a name it has seen with the library it then loaded,
-    and numbers come again.
-    """
-    bits = bin(next(_counter))[2:]
-    return f"/proc/self/fd/{''.join('./' if bit == '0' else './/' for bit in bits)}{fd}"
 
 
 class ExternKernels:

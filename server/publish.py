@@ -15,6 +15,7 @@ from fuse_cache.proto.artifact_pb2 import (
     SignedManifest,
 )
 from fuse_cache.proto.content import describe_content
+from fuse_cache.proto.cpu_target import is_cpu_target
 from fuse_cache.proto.pass_config import ResolvedPassConfig
 from fuse_cache.proto.request import Range, RequestFields
 from fuse_cache.proto.signing import MANIFEST_SCHEMA, PURPOSE_ARTIFACT, SigningKey
@@ -85,6 +86,8 @@ def seal(
         ],
         nodes=min(built.nodes, (1 << 32) - 1),
         cudagraph_mode=built.cudagraph_mode,
+        # A CPU wheel and a CUDA wheel of one release are two builds: hosts take this when told to.
+        cpu_wheel_build=not is_cpu_target(request.target) and not epoch.toolchain.cuda,
         purpose=PURPOSE_ARTIFACT,
         model=model,
         family_digest=request.family_digest(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -29,8 +30,11 @@ _CONFIG: Final[dict[str, object]] = {
     "strict_static_triton_launcher": True,
     "strict_static_cuda_launcher": True,
     "static_launch_user_defined_triton_kernels": True,
-    "worker_start_method": "fork",  # Workers of a pool inherit what is patched here.
 }
+
+
+# Triton reads them when it compiles. Line tables hold the paths of every source file.
+_ENVIRONMENT: Final = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_STORE_BINARY_ONLY": "1"}
 
 
 class UnsupportedTorchError(RuntimeError):
@@ -66,6 +70,7 @@ def compiling_for(gpu: Gpu) -> Iterator[None]:
             _put(stack, patch.holder(), patch.name, patch.make(gpu))
         _use_interface(stack, gpu)
         _use_driver(stack, gpu)
+        _use_environment(stack)
         _forget()
         stack.callback(_forget)
         known = inductor_config.get_config_copy()
@@ -181,6 +186,16 @@ def _use_driver(stack: contextlib.ExitStack, gpu: Gpu) -> None:
     before = driver._active
     driver.set_active(AbsentDriver())
     stack.callback(setattr, driver, "_active", before)
+
+
+def _use_environment(stack: contextlib.ExitStack) -> None:
+    for name, value in _ENVIRONMENT.items():
+        before = os.environ.get(name)
+        if before is None:
+            stack.callback(os.environ.pop, name, None)
+        else:
+            stack.callback(os.environ.__setitem__, name, before)
+        os.environ[name] = value
 
 
 def _forget() -> None:

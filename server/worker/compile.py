@@ -5,28 +5,22 @@ One process makes one build. What it changes in torch it changes for itself alon
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import os
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch._inductor.config as inductor_config
 
+from fuse_cache.kernels.targets.gpus import is_gpu_target
 from fuse_cache.proto.graph import Graph
 from fuse_cache.proto.request import RequestFields
-from fuse_cache.server.worker.artifact_cpu import pack_artifact
-from fuse_cache.server.worker.errors import TargetUnavailable
+from fuse_cache.server.worker.artifact import pack_artifact
 from fuse_cache.server.worker.guards import artifact_guards, check_covers_range
 from fuse_cache.server.worker.inductor import compile_graph
-from fuse_cache.server.worker.isa import ISA_BUILDS, IsaBuild, building_for
 from fuse_cache.server.worker.prepared import prepared, read
 from fuse_cache.server.worker.protocol import Built, Emit, Job
 from fuse_cache.server.worker.rebuild import Rebuilt
-from fuse_cache.server.worker.seed import HEADERS, use_headers
-from fuse_cache.server.worker.unloaded import unloaded_kernels
+from fuse_cache.server.worker.target_build import building
 
 
 def preload() -> None:
@@ -43,37 +37,23 @@ def build(job: Job, emit: Emit) -> Built:
     """
     started_s = time.perf_counter()
     request, graph = read(job)
-    isa = ISA_BUILDS.get(request.target)
-    if isa is None:
-        raise TargetUnavailable(f"this worker builds for {', '.join(ISA_BUILDS)}, not for {request.target}")
-    with prepared(request, graph, emit) as ready, _compiling(job, isa):
+    with building(job, request.target) as own, prepared(request, graph, emit) as ready:
         emit("inductor", request.target)
-        rebuilt = ready.rebuilt
-        entry = compile_graph(rebuilt.gm, rebuilt.example_inputs, rebuilt.fake_mode, ready.patches)
+        rebuilt, patches = ready.rebuilt, {**ready.patches, **own}
+        entry = compile_graph(rebuilt.gm, rebuilt.example_inputs, rebuilt.fake_mode, patches)
         emit("seal", "")
         # Kernels are found again by source and compiler flags, which follow from the options.
-        with inductor_config.patch(ready.patches):
+        with inductor_config.patch(patches):
             content = _pack(entry, graph, request, rebuilt)
     return Built(
         content=content,
         passes=ready.fusing.passes(),
         near_misses=ready.fusing.near_misses(),
         nodes=len(graph.nodes),
-        cudagraph_mode="NONE",  # there is none on a CPU
+        # There is none on a CPU. On a GPU capturing is the caller's, and so is the mode.
+        cudagraph_mode="" if is_gpu_target(request.target) else "NONE",
         compile_seconds=time.perf_counter() - started_s,
     )
-
-
-@contextlib.contextmanager
-def _compiling(job: Job, isa: IsaBuild) -> Iterator[None]:
-    """Compile in the job's own folder, from the seed's headers."""
-    headers = job.dir / HEADERS
-    if job.seed_dir is not None:
-        use_headers(job.seed_dir / HEADERS, headers)
-    cache = Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(job.dir / "inductor")))
-    cache.mkdir(parents=True, exist_ok=True)
-    with building_for(isa, headers), unloaded_kernels():
-        yield
 
 
 def _pack(entry: Any, graph: Graph, request: RequestFields, rebuilt: Rebuilt) -> bytes:

@@ -10,56 +10,85 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Sequence
 
+from fuse_cache.server.worker.device_index import DEVICE_INDEX, unbind_device
 from fuse_cache.server.worker.errors import NotCacheable
+from fuse_cache.server.worker.gpu_kernels import GPU_KERNEL
 
-# The loader puts these into the namespace (client/native.py).
+# The loader puts these into the namespace (client/loader.py).
 NATIVE_KERNEL = "native_kernel"
 EXTERN_KERNELS = "extern_kernels"
-PROVIDED = frozenset({NATIVE_KERNEL, EXTERN_KERNELS})
+STREAM = "get_raw_stream"
+PROVIDED = frozenset({NATIVE_KERNEL, EXTERN_KERNELS, GPU_KERNEL, STREAM, DEVICE_INDEX})
 
 # Modules that carried source may import: Python's own for numbers, and torch. The compiler's own modules
 # are named one by one.
-IMPORTABLE = frozenset({"torch", "math", "cmath", "ctypes", "torch._inductor.codegen.memory_planning"})
+IMPORTABLE = frozenset(
+    {
+        "torch",
+        "torch._C",
+        "torch._C._dynamo.guards",
+        "math",
+        "cmath",
+        "ctypes",
+        "torch._inductor.codegen.memory_planning",
+    }
+)
 
 _INPUT_CHECKS = frozenset({"assert_size_stride", "assert_alignment"})
 
 # Compiles a kernel from its argument types and C++ source, and returns the digest by which it is carried.
 CarryKernel = Callable[[Sequence[str], str], str]
+# Carries the Triton kernel of a name, and returns the statements that define it.
+CarryGpuKernel = Callable[[str], list[ast.stmt]]
 
 
-def carried_source(source: str, carry_kernel: CarryKernel) -> str:
-    """Return the source that an artifact carries in place of Inductor's `source`.
+def carried_source(
+    source: str, carry_kernel: CarryKernel, carry_gpu_kernel: CarryGpuKernel | None = None
+) -> str:
+    """Return the source that an artifact carries in place of Inductor's `source`. No number of a device is
+    left in it.
 
     Raises:
         NotCacheable: the source needs something that cannot be carried.
     """
     tree = ast.parse(source)
-    body = [_carry(statement, carry_kernel) for statement in tree.body]
+    body = [
+        carried for statement in tree.body for carried in _carry(statement, carry_kernel, carry_gpu_kernel)
+    ]
     for statement in body:
         _strip_input_checks(statement)
     kept = _needed(body, {"call"})
+    for statement in kept:  # Only now: what is for benchmarks names a device.
+        unbind_device(statement)
     _check_imports(kept)
     return ast.unparse(ast.Module(kept, [])) + "\n"
 
 
-def _carry(statement: ast.stmt, carry_kernel: CarryKernel) -> ast.stmt:
-    """Replace `name = async_compile.cpp_pybinding(types, source)` by `name = native_kernel(digest)`."""
+def _carry(
+    statement: ast.stmt, carry_kernel: CarryKernel, carry_gpu_kernel: CarryGpuKernel | None
+) -> list[ast.stmt]:
+    """Replace `name = async_compile.cpp_pybinding(types, source)` by `name = native_kernel(digest)`, and
+    `name = async_compile.triton(name, source, ...)` by what defines the kernel without its source.
+    """
     match statement:
         case (
             ast.Assign(
+                targets=[ast.Name(id=name)],
                 value=ast.Call(
                     func=ast.Attribute(value=ast.Name(id="async_compile"), attr=kind), args=arguments
-                )
+                ),
             ) as assign
         ):
+            if kind == "triton" and carry_gpu_kernel is not None:
+                return carry_gpu_kernel(name)
             if kind != "cpp_pybinding" or len(arguments) != 2:
                 raise NotCacheable(f"the compiled code has a kernel of the kind {kind!r}")
             argtypes, code = (ast.literal_eval(argument) for argument in arguments)
             lookup = ast.Call(
                 ast.Name(NATIVE_KERNEL, ast.Load()), [ast.Constant(carry_kernel(argtypes, code))], []
             )
-            return ast.copy_location(ast.Assign(assign.targets, lookup), assign)
-    return statement
+            return [ast.copy_location(ast.Assign(assign.targets, lookup), assign)]
+    return [statement]
 
 
 def _strip_input_checks(statement: ast.stmt) -> None:

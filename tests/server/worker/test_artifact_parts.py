@@ -13,7 +13,7 @@ from torch.utils._sympy.functions import FloorDiv, Mod, ModularIndexing, PythonM
 
 from fuse_cache.proto.expression import Op, SymExpr, combine, evaluate, symbol
 from fuse_cache.proto.graph import Symbol
-from fuse_cache.server.worker.artifact_cpu import _tensor_bytes
+from fuse_cache.server.worker.artifact import _tensor_bytes
 from fuse_cache.server.worker.errors import CompilerRaised, NotCacheable, translate
 from fuse_cache.server.worker.guards import check_covers_range, encode_guard
 from fuse_cache.server.worker.wrapper_source import carried_source

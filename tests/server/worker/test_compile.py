@@ -24,7 +24,7 @@ from fuse_cache.proto.container import unpack
 from fuse_cache.proto.graph import Ref
 from fuse_cache.proto.request import Ambient, Range
 from fuse_cache.proto.spec import decode_spec
-from fuse_cache.server.worker.artifact_cpu import own_paths
+from fuse_cache.server.worker.artifact import own_paths
 from fuse_cache.server.worker.compile import build
 from fuse_cache.server.worker.isa import ISA_BUILDS, building_for
 from fuse_cache.server.worker.protocol import BuildFailed, Job

@@ -1,9 +1,9 @@
-"""Packs what Inductor made for a CPU target into the content that any host of that target loads: no
-compiler, no cache folder, no path.
+"""Packs what Inductor made for a target into the content that any host of that target loads: no compiler, no
+cache folder, no path.
 
-Sections of the container: `wrapper` (Python source), `so/<digest>` (its kernels), `aot` (what AOTAutograd
-must do around it), `spec` (what must be true of the inputs), `constant/<name>` (tensors that were folded).
-`client/loader.py` is the reader.
+Sections of the container: `wrapper` (Python source), its kernels (`so/<digest>` for a CPU; `gpu/<name>` and
+`cubin/<digest>` for a GPU), `aot` (what AOTAutograd must do around it), `spec` (what must be true of the
+inputs), `constant/<name>` (tensors that were folded). `client/loader.py` is the reader.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pickle
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from fuse_cache.proto.expression import SymExpr
 from fuse_cache.proto.graph import Input, Symbol
 from fuse_cache.proto.spec import ArtifactSpec, Constant, encode_spec
 from fuse_cache.server.worker.errors import CompilerRaised, NotCacheable
+from fuse_cache.server.worker.gpu_kernels import KernelCarrier
 from fuse_cache.server.worker.unloaded import kernel_file
 from fuse_cache.server.worker.wrapper_source import carried_source
 
@@ -65,13 +66,19 @@ def pack_artifact(
     _refuse_what_cannot_travel(entry, compiled)
     sections: dict[str, bytes] = {}
 
+    gpu = None if cpu_target.is_cpu_target(target) else _gpu_kernels(compiled, target, sections)
+
     def carry_kernel(argtypes: Sequence[str], source: str) -> str:
+        if gpu is not None:
+            raise NotCacheable(f"a part of the graph runs on the CPU, and {target} does not say on which")
         library = kernel_file(argtypes, source).read_bytes()
         digest = hashlib.sha256(library).hexdigest()[:32]
         sections[f"so/{digest}"] = library
         return digest
 
-    sections["wrapper"] = carried_source(compiled.source_code, carry_kernel).encode()
+    sections["wrapper"] = carried_source(
+        compiled.source_code, carry_kernel, gpu.carry if gpu is not None else None
+    ).encode()
     sections["aot"] = _slim_record(entry)
     constants = []
     for name, value in sorted((compiled.constants or {}).items()):
@@ -91,6 +98,10 @@ def pack_artifact(
     sections["spec"] = encode_spec(spec)
     _prove_complete(sections, target)
     return pack(sections)
+
+
+def _gpu_kernels(compiled: Any, target: str, sections: MutableMapping[str, bytes]) -> KernelCarrier:
+    return KernelCarrier(getattr(compiled, "_triton_bundle", None), target, sections)
 
 
 def _refuse_what_cannot_travel(entry: Any, compiled: Any) -> None:
@@ -141,7 +152,7 @@ def _prove_complete(sections: Mapping[str, bytes], target: str) -> None:
         for name, data in sections.items():
             if path.encode() in data:
                 raise CompilerRaised(f"section {name} holds a path of this machine: {path}", stage="seal")
-    if cpu_target.refusal(target) is None:
+    if cpu_target.is_cpu_target(target) and cpu_target.refusal(target) is None:
         for name, data in sections.items():
             if name.startswith("so/"):
                 _load_once(name, data)

@@ -1,0 +1,173 @@
+"""Launches an artifact's GPU kernels from their machine code. Nothing is compiled, no Triton is imported.
+
+A kernel is loaded at its first launch, on the device that the artifact was loaded for. Where the builder
+left several variants, that launch measures them once; the arguments that a kernel writes are copied for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import torch
+
+from fuse_cache.client.forklock import ForkLock
+from fuse_cache.client.memory_file import as_file
+from fuse_cache.proto.gpu_kernel import GpuKernel, GpuKernelError, Variant, decode_kernel
+
+# From the arguments of a call to the grid and the arguments of the launch.
+Launcher: TypeAlias = Callable[..., tuple[int, int, int, tuple[Any, ...]]]
+_Launch: TypeAlias = Callable[..., None]
+
+_WARM_UPS: Final = 3
+_ROUNDS: Final = 10
+_SPILLED: Final = 16  # Registers spilled beyond which Inductor does not try a variant of its own.
+
+
+class GpuLoadError(RuntimeError):
+    """A kernel cannot be loaded on this device."""
+
+
+class LoadedKernel:
+    """What the wrapper calls a kernel: `run(*arguments, stream=...)`. Safe for concurrent use."""
+
+    def __init__(
+        self,
+        name: str,
+        kernel: GpuKernel,
+        launchers: Sequence[Launcher],
+        cubins: Mapping[str, bytes],
+        device: int,
+    ) -> None:
+        self._name = name
+        self._kernel = kernel
+        self._launchers = launchers
+        self._cubins = cubins
+        self._device = device
+        self._lock = ForkLock()  # Guards the first launch.
+        self._chosen: _Launch | None = None
+        self.config = ""  # of the variant that was chosen
+
+    def run(self, *args: Any, stream: int, **kwargs: Any) -> None:
+        """Launch on `stream`.
+
+        Raises:
+            GpuLoadError: the first launch, and it cannot be loaded.
+        """
+        launch = self._chosen
+        if launch is None:
+            launch = self._choose(args, kwargs, stream)
+        launch(*args, stream=stream, **kwargs)
+
+    def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any], stream: int) -> _Launch:
+        with self._lock:
+            if self._chosen is None:
+                loaded = [
+                    (variant.config, *self._load(variant, launcher))
+                    for variant, launcher in zip(self._kernel.variants, self._launchers, strict=True)
+                ]
+                fitting = [(config, launch) for config, launch, spills in loaded if spills <= _SPILLED]
+                candidates = fitting or [(config, launch) for config, launch, _ in loaded]
+                # While a CUDA graph is captured nothing can be measured: then it is the builder's first.
+                if len(candidates) > 1 and not torch.cuda.is_current_stream_capturing():
+                    candidates.sort(key=lambda item: self._milliseconds(item[1], args, kwargs, stream))
+                self.config, self._chosen = candidates[0]
+            return self._chosen
+
+    def _load(self, variant: Variant, launcher: Launcher) -> tuple[_Launch, int]:
+        """Return what launches a variant, and how many registers it spills."""
+        static: Any = static_launcher()
+        try:
+            with as_file(self._cubins[variant.cubin]) as path:
+                *_, function, _, spills = static._load_kernel(
+                    path, self._kernel.entry, variant.shared, self._device
+                )
+        except (RuntimeError, OSError) as error:
+            raise GpuLoadError(f"kernel {self._name} cannot be loaded on this device: {error}") from error
+        nothing = (None,) * variant.scratch
+        launch_kernel = static._launch_kernel
+        warps, shared, types = variant.warps, variant.shared, variant.types
+
+        def launch(*args: Any, stream: int, **kwargs: Any) -> None:
+            x, y, z, passed = launcher(*args, **kwargs)
+            launch_kernel(function, x, y, z, warps, shared, types, (*passed, *nothing), stream)
+
+        return launch, int(spills)
+
+    def _milliseconds(
+        self, launch: _Launch, args: tuple[Any, ...], kwargs: dict[str, Any], stream: int
+    ) -> float:
+        """Return how long one launch takes, the best of some."""
+        names = launcher_arguments(self._launchers[0])
+        written = set(self._kernel.mutated)
+        copies = [
+            value.clone() if name in written and isinstance(value, torch.Tensor) else value
+            for name, value in zip(names, args, strict=False)
+        ]
+        zeroed = [copies[names.index(name)] for name in self._kernel.zeroed if name in names]
+        best = float("inf")
+        for round_ in range(_WARM_UPS + _ROUNDS):
+            for tensor in zeroed:
+                tensor.zero_()
+            began, ended = _event(), _event()
+            began.record()
+            launch(*copies, stream=stream, **kwargs)
+            ended.record()
+            ended.synchronize()
+            if round_ >= _WARM_UPS:
+                best = min(best, began.elapsed_time(ended))
+        return best
+
+
+@functools.cache
+def launcher_arguments(launcher: Launcher) -> tuple[str, ...]:
+    """Return the names of the arguments that a launcher takes, in order."""
+    code: Any = getattr(launcher, "__code__")  # noqa: B009  # a function of the wrapper has one
+    return tuple(code.co_varnames[: code.co_argcount])
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # as torch has it
+
+
+def gpu_namespace(sections: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return what the wrapper of a GPU artifact calls: its kernels, and the device that is current now.
+
+    Raises:
+        GpuKernelError: a description cannot be launched.
+    """
+    device = int(torch.cuda.current_device())
+
+    def gpu_kernel(name: str, launchers: Sequence[Launcher]) -> LoadedKernel:
+        kernel = decode_kernel(sections[f"gpu/{name}"])
+        if len(launchers) != len(kernel.variants):
+            raise GpuKernelError(
+                f"kernel {name} has {len(kernel.variants)} variants and {len(launchers)} launchers"
+            )
+        cubins = {variant.cubin: sections[f"cubin/{variant.cubin}"] for variant in kernel.variants}
+        return LoadedKernel(name, kernel, launchers, cubins, device)
+
+    stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream")  # noqa: B009  # CUDA builds have it
+    return {"gpu_kernel": gpu_kernel, "get_raw_stream": stream, "device_index": device}
+
+
+def static_launcher() -> Any:
+    """Return torch's launcher of kernels from machine code.
+
+    Raises:
+        GpuLoadError: this torch was built without CUDA.
+    """
+    found: Any = getattr(torch._C, "_StaticCudaLauncher", None)
+    if found is None:
+        raise GpuLoadError(f"torch {torch.__version__} was built without CUDA")
+    return found
+
+
+def why_not_here(target: str) -> str | None:
+    """Return why this host's device cannot run code for `target`, or None."""
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        return f"{target} needs a GPU, and torch sees none here"
+    major, minor = torch.cuda.get_device_capability()
+    have = f"sm_{major}{minor}"
+    return None if have == target else f"built for {target}, and this device is {have}"

@@ -1,0 +1,44 @@
+"""Makes this process build for a request's target, whatever machine it runs on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fuse_cache.kernels.targets.cpu_wheel import is_cpu_wheel, register_guard
+from fuse_cache.kernels.targets.gpus import ARCHITECTURES, find_gpu, is_gpu_target
+from fuse_cache.kernels.targets.shim import compiling_for
+from fuse_cache.server.worker.errors import TargetUnavailable
+from fuse_cache.server.worker.isa import ISA_BUILDS, building_for
+from fuse_cache.server.worker.protocol import Job
+from fuse_cache.server.worker.seed import HEADERS, use_headers
+from fuse_cache.server.worker.unloaded import unloaded_kernels
+
+
+@contextlib.contextmanager
+def building(job: Job, target: str) -> Iterator[Mapping[str, object]]:
+    """Build for `target` in the job's own folder while the context lasts, with these patches of Inductor's
+    configuration.
+
+    Raises:
+        TargetUnavailable: no such target; the message lists those there are.
+    """
+    cache = Path(os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(job.dir / "inductor")))
+    cache.mkdir(parents=True, exist_ok=True)
+    if target in ISA_BUILDS:
+        headers = job.dir / HEADERS
+        if job.seed_dir is not None:
+            use_headers(job.seed_dir / HEADERS, headers)
+        with building_for(ISA_BUILDS[target], headers), unloaded_kernels():
+            yield {}
+    elif is_gpu_target(target):
+        if is_cpu_wheel():
+            register_guard(job.dir)
+        with compiling_for(find_gpu(target)):
+            # Several would be forks of this process, which has threads. Triton is the smallest part anyway.
+            yield {"compile_threads": 1}
+    else:
+        known = ", ".join((*ISA_BUILDS, *ARCHITECTURES))
+        raise TargetUnavailable(f"this worker builds for {known}, not for {target}")

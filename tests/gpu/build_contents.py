@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -127,6 +128,9 @@ def build_content(captured: Captured, target: str) -> tuple[bytes, bytes, dict[s
         ambient=ambient,
     )
     with tempfile.TemporaryDirectory() as folder:
+        # As in a worker: tracing has set the user's own by now.
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
+        os.environ.pop("TRITON_CACHE_DIR", None)
         job = Job(job_id="gpu", dir=Path(folder), graph=data, request=request.encode())
         began = time.perf_counter()
         built = build(job, lambda stage, detail: None)

@@ -15,6 +15,7 @@ import torch
 from fuse_cache.client.forklock import ForkLock
 from fuse_cache.client.memory_file import as_file
 
+# Once any kernel is loaded: see `_use_one_thread`.
 _kernels: dict[str, Callable[..., None]] = {}
 _lock = ForkLock()  # Guards _kernels, and that a library is loaded once. Held while one is loaded (0.3 ms).
 
@@ -65,6 +66,19 @@ def _load(library: bytes) -> Callable[..., None]:
     except (OSError, AttributeError, RuntimeError) as error:
         raise NativeLoadError(f"a kernel cannot be loaded on this host: {error}") from error
     return loaded
+
+
+def _use_one_thread() -> None:
+    """Keep a forked child from waiting for ever.
+
+    GNU's OpenMP keeps the parent's threads, which a fork does not copy: the first parallel loop in the child
+    would wait for them. With one thread it asks for none; PyTorch's own data loader does the same.
+    """
+    if _kernels:
+        torch.set_num_threads(1)
+
+
+os.register_at_fork(after_in_child=_use_one_thread)
 
 
 class ExternKernels:

@@ -24,8 +24,9 @@ _CONFIG: Final[dict[str, object]] = {
     "coordinate_descent_tuning": False,
     "shape_padding": False,  # It measures whether padding pays.
     "triton.cudagraphs": False,  # Capturing is the caller's.
-    # Triton cuts the name of a kernel's files at 150 characters, and then the static launcher finds none.
-    "kernel_name_max_ops": 4,
+    # Names made of all operators fused: Triton cuts a file name at 150 characters, and then the static
+    # launcher finds none.
+    "triton.descriptive_names": False,
     # The host may have no compiler: every kernel must be one that a binary alone can launch.
     "use_static_triton_launcher": True,
     "use_static_cuda_launcher": True,  # as it is called up to 2.11

@@ -7,6 +7,7 @@ job could have written.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -59,8 +60,11 @@ def make_seed(folder: Path, targets: tuple[str, ...] = ("cpu-avx2",)) -> None:
 
 
 def use_headers(headers: Path, private: Path) -> None:
-    """Make `private` a writable folder that shows the headers of the read-only folder `headers` by links."""
+    """Make `private` a writable folder that shows the headers of the read-only folder `headers` by links.
+    What is there stays.
+    """
     private.mkdir(parents=True, exist_ok=True)
     if headers.is_dir():
         for path in headers.iterdir():
-            (private / path.name).symlink_to(path.resolve())
+            with contextlib.suppress(FileExistsError):
+                (private / path.name).symlink_to(path.resolve())

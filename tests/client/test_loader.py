@@ -250,3 +250,39 @@ def _best_us(function: Any, rounds: int = 20, calls: int = 200) -> float:
 
 def _with(value: Any, **changes: Any) -> Any:
     return dataclasses.replace(value, **changes)
+
+
+FORKS = """
+import os, sys, time
+import torch
+from fuse_cache.client.loader import load
+
+torch.set_num_threads(4)  # A pool of threads, also where there is one core.
+loaded = load(open(sys.argv[1], "rb").read())
+arguments = torch.load(sys.argv[2])
+with torch.no_grad():
+    expected = loaded(*(a.clone() if isinstance(a, torch.Tensor) else a for a in arguments))[0]
+    child = os.fork()
+    if not child:
+        result = loaded(*arguments)[0]
+        os._exit(0 if torch.allclose(result, expected, atol=1e-5) else 3)
+deadline = time.monotonic() + 60
+while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+    if time.monotonic() > deadline:
+        os.kill(child, 9)
+        sys.exit("the child waits for threads that it does not have")
+    time.sleep(0.02)
+sys.exit(os.waitstatus_to_exitcode(ended[1]))
+"""
+
+
+def test_an_artifact_that_ran_in_the_parent_runs_in_a_forked_child(tmp_path: Path) -> None:
+    arguments, _ = arguments_of(64)
+    content, inputs = tmp_path / "content", tmp_path / "inputs"
+    content.write_bytes(compiled_block().built.content)
+    torch.save([a.detach() if isinstance(a, Tensor) else a for a in arguments], inputs)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKS, str(content), str(inputs)],
+        capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -141,7 +141,6 @@ def store_nvfp4(
     amax = rounded(amax, AMAX_DTYPE)
     scale = amax
     if GLOBAL_SCALING != "none" or TOTAL_SCALING != "none":
-        # Once for both uses: with two loads in a row's loop, Triton 3.6 on sm_90 gave the second block NaN.
         whole = tl.load(factor)
     if GLOBAL_SCALING == "divide":
         scale = tl.div_rn(amax, whole)
@@ -157,17 +156,18 @@ def store_nvfp4(
     if TOTAL_SCALING == "divide":
         total = tl.div_rn(scale, whole)
     if TOTAL_SCALING == "reciprocal":
-        inverse_whole = tl.div_rn(1.0, whole)
+        divisor = whole
         if ZERO_GUARD == "reciprocals":
-            inverse_whole = tl.where(whole == 0.0, 0.0, inverse_whole)
-        total = scale * inverse_whole
+            # Not by choosing 0 after the division: Triton 3.6 on sm_90 then gave the second block of a row NaN.
+            divisor = tl.where(whole == 0.0, float("inf"), whole)
+        total = scale * tl.div_rn(1.0, divisor)
     values = tl.reshape(v, [NUM, 16])
     if SCALING == "reciprocal":
+        if ZERO_GUARD == "reciprocals":
+            total = tl.where(total == 0.0, float("inf"), total)
         inverse = tl.div_rn(1.0, total)
         if ZERO_GUARD == "scale":
             inverse = tl.where(scale == 0.0, 0.0, inverse)
-        if ZERO_GUARD == "reciprocals":
-            inverse = tl.where(total == 0.0, 0.0, inverse)
         values = values * inverse[:, None]
     else:
         values = tl.div_rn(values, total[:, None])

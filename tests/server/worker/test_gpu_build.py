@@ -47,9 +47,9 @@ def _build(target: str, name: str, folder: Path) -> tuple[dict[str, Any], dict[s
 @pytest.mark.parametrize(
     ("target", "name", "fusion", "kernel"),
     [
-        ("sm_90", "norm-static-fp8", "norm_quant", "norm_quant"),
-        pytest.param("sm_80", "add-norm-token-fp8", "norm_quant", "norm_quant", marks=pytest.mark.slow),
-        pytest.param("sm_100", "gate-group-fp8", "act_quant", "act_quant", marks=pytest.mark.slow),
+        ("sm_90", "norm-static-fp8", "norm_quant", "rms_norm_kernel"),
+        pytest.param("sm_80", "add-norm-token-fp8", "norm_quant", "rms_norm_kernel", marks=pytest.mark.slow),
+        pytest.param("sm_100", "gate-group-fp8", "act_quant", "act_and_mul_kernel", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.timeout(600)

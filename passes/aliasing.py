@@ -11,8 +11,13 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from fuse_cache.kernels.library import NAMESPACE
+
 # Their schema does not say so, but they return their input's storage.
 _UNDECLARED_VIEWS = frozenset({torch.ops.aten._unsafe_view.default})
+# Their schemas say all about storages, but for those above: nobody needs to look at fake values, which
+# rewritten nodes share with those of other layers.
+_SAID_BY_SCHEMA = frozenset({"aten", "prims", NAMESPACE})
 # Operators of higher order that are functions of their arguments. Any other is taken to write to all that it
 # is given.
 _FUNCTIONAL_HIGHER_ORDER = frozenset(
@@ -135,12 +140,12 @@ def _schema_effects(node: fx.Node, target: OpOverload) -> tuple[list[fx.Node], l
 def _aliasing_arguments(target: OpOverload) -> tuple[tuple[int, str, bool, bool], ...]:
     """Return place and name of each argument whose storage the schema speaks of: whether the result may alias
     it, and whether it is written. Most operators have none, and graphs have thousands of calls."""
-    returned = set()
-    for result in target._schema.returns:
-        if result.alias_info is not None:
-            returned |= result.alias_info.before_set
+    infos = [result.alias_info for result in target._schema.returns if result.alias_info is not None]
+    returned = set().union(*(info.before_set for info in infos))
+    # A list of views, such as a split's, has its names inside, where they cannot be read from here.
+    returns_list = any(not info.before_set for info in infos)
     return tuple(
-        (place, argument.name, bool(info.before_set & returned), bool(info.is_write))
+        (place, argument.name, returns_list or bool(info.before_set & returned), bool(info.is_write))
         for place, argument in enumerate(target._schema.arguments)
         if (info := argument.alias_info) is not None
     )
@@ -152,8 +157,21 @@ def _may_hold_tensor(node: fx.Node) -> bool:
     return not isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
+def _is_said_by_schema(node: fx.Node) -> bool:
+    """Return whether `argument_effects` knows all that the result may share storage with."""
+    if node.op != "call_function":
+        return False
+    source = node.args[0] if node.target is operator.getitem else node
+    target = source.target if isinstance(source, fx.Node) else None
+    if isinstance(target, OpOverload):
+        return target.namespace in _SAID_BY_SCHEMA
+    return isinstance(target, HigherOrderOperator) and target.__name__ in _FUNCTIONAL_HIGHER_ORDER
+
+
 def _storage(node: fx.Node) -> StorageWeakRef | None:
     value = node.meta.get("val")
+    if _is_said_by_schema(node):
+        return None
     if isinstance(value, torch.Tensor) and value.layout == torch.strided:
         return StorageWeakRef(value.untyped_storage())  # type: ignore[no-untyped-call]  # torch has no types here
     return None

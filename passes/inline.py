@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fuse_cache.kernels.library import Reference
 from fuse_cache.passes.implementations import Implementation
 from fuse_cache.passes.reading import layout_key
+from fuse_cache.passes.verify import same_layout
 
 aten = torch.ops.aten
 EXACT = frozenset(
@@ -54,10 +55,11 @@ class Inliner:
         operands = [argument for argument in node.args if isinstance(argument, fx.Node)]
         exact = chosen.exact
         traced = self._trace(node, operands, chosen)
+        before = _results_by_place(node)
         values: dict[fx.Node, fx.Node] = dict(
             zip(traced.graph.find_nodes(op="placeholder"), operands, strict=True)
         )
-        returned: object = None
+        returned: Any = None
         with graph.inserting_before(node):
             for inner in traced.graph.nodes:
                 if inner.op == "output":
@@ -71,16 +73,16 @@ class Inliner:
                         _keep_whole(inner.target)
                         copied.meta["should_fallback"] = True
                     values[inner] = copied
-        if isinstance(returned, fx.Node):
-            node.replace_all_uses_with(values[returned])
-        else:
-            assert isinstance(returned, (tuple, list))
-            for item in list(node.users):
-                place = item.args[1]
-                assert item.target is operator.getitem
-                assert isinstance(place, int)
-                item.replace_all_uses_with(values[returned[place]])
-                graph.erase_node(item)
+        results = returned if isinstance(returned, (tuple, list)) else (returned,)
+        for old, place in before:
+            new = values[results[place]]
+            # The trace's own value is that of another layer's result too, and what reads this one as a view
+            # has the storage of the old value.
+            if results[place].op != "placeholder" and same_layout(new.meta["val"], old.meta["val"]):
+                new.meta["val"] = old.meta["val"]
+            old.replace_all_uses_with(new)
+            if old is not node:
+                graph.erase_node(old)
         graph.erase_node(node)
 
     def _trace(self, node: fx.Node, operands: list[fx.Node], chosen: Implementation) -> fx.GraphModule:
@@ -92,7 +94,9 @@ class Inliner:
             tuple(layout_key(operand.meta["val"]) for operand in operands),
         )
         if key not in self._traced:
-            values = [operand.meta["val"] for operand in operands]
+            # Each a tensor of its own: nodes may share one fake value, which the trace could not tell apart,
+            # and of the next site's operands two may differ where these are the same node.
+            values = [operand.meta["val"].detach() for operand in operands]
             # The mode itself for what is made from nothing, of symbolic sizes.
             with detect_fake_mode(values) or nullcontext(), enable_python_dispatcher():
                 trace = make_fx(partial(_call, chosen.function, node.args), self._table(chosen.exact))
@@ -107,6 +111,18 @@ class Inliner:
                 key: value for key, value in table.items() if not (exact and key in EXACT)
             }
         return self._decompositions[exact]
+
+
+def _results_by_place(node: fx.Node) -> list[tuple[fx.Node, int]]:
+    """Return the nodes that hold the results of a call, each with its place among them."""
+    if not isinstance(node.meta["val"], (tuple, list)):
+        return [(node, 0)]
+    found: list[tuple[fx.Node, int]] = []
+    for item in node.users:
+        assert item.target is operator.getitem
+        assert isinstance(item.args[1], int)
+        found.append((item, item.args[1]))
+    return found
 
 
 def _keep_whole(target: OpOverload) -> None:

@@ -105,13 +105,23 @@ def _replace(graph: fx.Graph, found: Found, known: dict[object, object]) -> Miss
     anchor = make_room(graph, [old for old, _ in olds], operands)
     if isinstance(anchor, NoRoom):
         return Miss(Reason.GUARD, f"it cannot stand in one place: {anchor.value}")
-    results = insert_call(anchor, found.operator, found.arguments, value, olds[0][0])
+    # What reads a replaced value as a view has its storage, which is then that of the new one.
+    own = tuple(_own_value(old, new) for old, new in zip(found.results, values, strict=True))
+    results = insert_call(
+        anchor, found.operator, found.arguments, own if isinstance(value, tuple) else own[0], olds[0][0]
+    )
     for replaced, result in zip(found.results, results, strict=True):
         if replaced is not None and not replaced._erased:
             take_over(replaced, result)
             erase_dead(graph, replaced)
     erase_dead(graph, *results)
     return None
+
+
+def _own_value(old: fx.Node | None, value: torch.Tensor) -> torch.Tensor:
+    """Return the fake value of what is replaced, if it is laid out as the new one, which layers share."""
+    before = None if old is None else old.meta["val"]
+    return before if before is not None and same_layout(before, value) else value
 
 
 def _fake_result(found: Found, known: dict[object, object]) -> object:

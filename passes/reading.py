@@ -121,7 +121,8 @@ def size_bytes(node: fx.Node) -> int:
 
 def layout_key(value: torch.Tensor) -> tuple[object, ...]:
     """Return what fake computations on a tensor of this graph depend on."""
-    return value.dtype, value.device, sizes_key(value.shape), sizes_key(value.stride())
+    offset = sizes_key((value.storage_offset(),))
+    return value.dtype, value.device, sizes_key(value.shape), sizes_key(value.stride()), offset
 
 
 def sizes_key(sizes: Iterable[int | torch.SymInt]) -> tuple[object, ...]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fuse_cache.passes import functionalization
+from fuse_cache.passes import clone_elimination, functionalization, lower_ir, raise_ir
+from fuse_cache.passes.base import Pass
 from tests.passes.graphs import aot_graph, call, run_pass, targets
 
 LIBRARY = torch.library.Library("fuse_cache_test_functional", "DEF")  # type: ignore[no-untyped-call]  # torch has no types here
@@ -111,10 +112,13 @@ def test_one_copy_is_made_where_the_old_value_is_needed(function: Callable[..., 
     assert names.count("aten.clone.default") == 1
 
 
-def repaired(function: Callable[..., Any]) -> list[str]:
-    """Repair the function's graph; it must call the operators directly and do what the function does."""
+def repaired(function: Callable[..., Any], before: Sequence[Pass] = ()) -> list[str]:
+    """Repair the function's graph, after passes that have work there; it must call the operators directly
+    and do what the function does."""
     arguments = [torch.rand(4, 8) for _ in range(3)]
     gm = aot_graph(function, *arguments)
+    for earlier in before:
+        run_pass(earlier, gm)
     outcome = run_pass(functionalization.PASS, gm)
     assert outcome.candidates == outcome.matches > 0
     names = targets(gm)
@@ -141,6 +145,35 @@ def test_a_write_to_a_view_is_left_to_inductor() -> None:
     outcome = run_pass(functionalization.PASS, gm)
     assert (outcome.candidates, outcome.matches) == (1, 0)
     torch.testing.assert_close(call(gm, *arguments)[0], function(*arguments))
+
+
+def _norm(x: Tensor, w: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w[0]
+
+
+def parts_of_a_norm_read_later(x: Tensor, r: Tensor, w: Tensor) -> Any:
+    normed = _norm(x, w)
+    one, other = normed.chunk(2, -1)
+    y = normed.clone()
+    store(y, r)
+    return y.relu(), one + other
+
+
+def another_layer_read_later(x: Tensor, r: Tensor, w: Tensor) -> Any:
+    first = _norm(x, w)
+    second = _norm(first + r, w)
+    store(second, r)
+    return second.relu(), first.relu()
+
+
+@pytest.mark.parametrize(
+    ("function", "copies"), [(parts_of_a_norm_read_later, 1), (another_layer_read_later, 0)]
+)
+def test_behind_lowering_copies_are_made_where_the_old_value_is_needed(
+    function: Callable[..., Any], copies: int
+) -> None:
+    before = raise_ir.PASS, lower_ir.PASS, clone_elimination.PASS
+    assert repaired(function, before).count("aten.clone.default") == copies
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -97,6 +97,8 @@ def _wrong_reduction(path: Path, step: fx.Node) -> Miss | None:
         return Miss(Reason.OTHER_SPELLING, "what is squared is no tensor of rows")
     if is_call(step, aten.sum.dim_IntList):
         return _sum_reason(path, step)
+    if dtype(step) in LOW_PRECISION and dtype(path.base) not in LOW_PRECISION:
+        return Miss(Reason.CAST_BETWEEN, f"{step.name} rounds the mean to {dtype(step)}")
     dims = step.args[1] if len(step.args) > 1 else []
     keepdim = len(step.args) > 2 and step.args[2] is True
     if dims in ([-1], [value.dim() - 1]) and keepdim:

@@ -131,6 +131,13 @@ def mean_is_rounded(x: Tensor, y: Tensor, w: Tensor, s: Tensor) -> Any:
     return w * (h * torch.rsqrt(mean.float() + 1e-6)).to(x.dtype)
 
 
+@near_miss(raising(Reason.CAST_BETWEEN, "rounds the mean to torch.bfloat16"))
+def mean_has_a_dtype_of_its_own(x: Tensor, y: Tensor, w: Tensor, s: Tensor) -> Any:
+    h = x.float()
+    mean = h.pow(2).mean(-1, keepdim=True, dtype=torch.bfloat16)
+    return w * (h * torch.rsqrt(mean.float() + 1e-6)).to(x.dtype)
+
+
 @near_miss(raising(Reason.CAST_BETWEEN, "to torch.bfloat16 before the root"))
 def squares_are_rounded(x: Tensor, y: Tensor, w: Tensor, s: Tensor) -> Any:
     h = x.float()

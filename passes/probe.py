@@ -78,7 +78,8 @@ class Part:
         lines = []
         for node in self.nodes:
             if node.op == "get_attr":
-                lines.append(repr(_attribute(node).tolist()))
+                table = _attribute(node)
+                lines.append(f"{table.dtype} {table.tolist()}")
             elif node.target in _CONSTANTS:
                 lines.append(f"{_fill(node)} {node.meta['val'].dtype}")
             elif node.target in _SAME:

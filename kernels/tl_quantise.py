@@ -158,7 +158,6 @@ def store_nvfp4(
     if TOTAL_SCALING == "reciprocal":
         divisor = whole
         if ZERO_GUARD == "reciprocals":
-            # Not by choosing 0 after the division: Triton 3.6 on sm_90 then gave the second block of a row NaN.
             divisor = tl.where(whole == 0.0, float("inf"), whole)
         total = scale * tl.div_rn(1.0, divisor)
     values = tl.reshape(v, [NUM, 16])

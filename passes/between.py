@@ -28,6 +28,7 @@ _CODES = FLOAT8 | {torch.int8, torch.uint8}
 _ATTENTION = "scaled_dot_product"
 # How far behind a producer a quantisation that was not recognised is looked for, in nodes: the longest
 # spelling of one has some thirty.
+_ALL = 1 << 62  # What a slice has for its end that goes to the last row, and more.
 _MOST_STEPS = 64
 
 
@@ -84,8 +85,11 @@ def _slice_obstacle(node: fx.Node) -> tuple[Reason, str]:
     dim = node.args[1] if len(node.args) > 1 else 0
     if rows is not None and taken is not None and isinstance(dim, int) and is_symbolic(inner):
         before, after = rows.shape[dim], taken.shape[dim]
-        if isinstance(before, torch.SymInt) and isinstance(after, int):
-            detail = f"{node.name} takes {after} of {inner.name}'s {before} rows: a size is burnt in"
+        end = node.args[3] if len(node.args) > 3 else None
+        # Traced size-obliviously a slice of four rows has min(4, T) of them: then its end is the size.
+        burnt = after if isinstance(after, int) else end if isinstance(end, int) and 0 < end < _ALL else None
+        if isinstance(before, torch.SymInt) and burnt is not None:
+            detail = f"{node.name} takes {burnt} of {inner.name}'s {before} rows: a size is burnt in"
             return Reason.SIZE_BURNT_IN, detail
     return Reason.EXTRA_VIEW, f"{node.name} takes a part of {inner.name} first"
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from fuse_cache.kernels.targets.gpus import ARCHITECTURES, is_gpu_target
 from fuse_cache.proto.cpu_target import CPU_TARGETS, is_cpu_target, refusal
+from fuse_cache.proto.gpu_target import ARCHITECTURES, is_gpu_target
 
 PREFIX = "FUSE_CACHE_"
 ENVIRONMENT = "the environment"

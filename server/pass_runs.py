@@ -9,7 +9,6 @@ from google.protobuf.message import DecodeError
 
 from fuse_cache.proto.compile_pb2 import ExplainResponse
 from fuse_cache.proto.errors import RequestError as MalformedRequest
-from fuse_cache.proto.graph_codec import graph_digest
 from fuse_cache.proto.limits import GRAPH_LIMITS
 from fuse_cache.proto.request import decode_request
 from fuse_cache.server.checker import GraphChecker
@@ -107,5 +106,8 @@ def _check(graph: bytes, request: bytes) -> None:
         fields = decode_request(request)
     except MalformedRequest as error:
         raise InvalidRequestError("REQUEST_MALFORMED", f"request: {error}") from error
+    # Here: a daemon starts without the tables of graphs.
+    from fuse_cache.proto.graph_codec import graph_digest
+
     if fields.graph_digest != graph_digest(graph):
         raise InvalidRequestError("DIGEST_MISMATCH", "the request names another graph than the one sent")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fuse_cache.kernels.targets.gpus import REGISTERS_PER_SM, THREADS_PER_BLOCK, WARP, Gpu
+from fuse_cache.proto.gpu_target import REGISTERS_PER_SM, THREADS_PER_BLOCK, WARP, Gpu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
 
 from fuse_cache.kernels.targets import upstream
-from fuse_cache.kernels.targets.gpus import REGISTERS_PER_SM, WARP, Gpu
+from fuse_cache.proto.gpu_target import REGISTERS_PER_SM, WARP, Gpu
 
 _CONFIG: Final[dict[str, object]] = {
     # Would run kernels: the host's first launch chooses among the variants that are compiled here.
@@ -34,10 +33,6 @@ _CONFIG: Final[dict[str, object]] = {
     "strict_static_cuda_launcher": True,
     "static_launch_user_defined_triton_kernels": True,
 }
-
-
-# Triton reads them when it compiles. Line tables hold the paths of every source file.
-_ENVIRONMENT: Final = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_STORE_BINARY_ONLY": "1"}
 
 
 class UnsupportedTorchError(RuntimeError):
@@ -73,7 +68,6 @@ def compiling_for(gpu: Gpu) -> Iterator[None]:
             _put(stack, patch.holder(), patch.name, patch.make(gpu))
         _use_interface(stack, gpu)
         _use_driver(stack, gpu)
-        _use_environment(stack)
         _forget()
         stack.callback(_forget)
         known = inductor_config.get_config_copy()
@@ -189,16 +183,6 @@ def _use_driver(stack: contextlib.ExitStack, gpu: Gpu) -> None:
     before = driver._active
     driver.set_active(AbsentDriver())
     stack.callback(setattr, driver, "_active", before)
-
-
-def _use_environment(stack: contextlib.ExitStack) -> None:
-    for name, value in _ENVIRONMENT.items():
-        before = os.environ.get(name)
-        if before is None:
-            stack.callback(os.environ.pop, name, None)
-        else:
-            stack.callback(os.environ.__setitem__, name, before)
-        os.environ[name] = value
 
 
 def _forget() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fuse_cache.kernels.targets.gpus import Gpu
+from fuse_cache.proto.gpu_target import Gpu
 
 SUPPORTED: Final = ("2.11", "2.13")  # Read and run, both; another release is refused until it is added here.
 

@@ -51,7 +51,7 @@ class Files:
     def discard(self, path: str) -> None:
         """Remove what is there, be it a folder."""
         try:
-            os.unlink(path)
+            self.unlink(path)
         except (IsADirectoryError, PermissionError):  # What POSIX has unlink say of a folder.
             if not os.path.isdir(path) or os.path.islink(path):
                 raise

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch._inductor.config as inductor_config
 
-from fuse_cache.kernels.targets.gpus import is_gpu_target
+from fuse_cache.proto.gpu_target import is_gpu_target
 from fuse_cache.proto.graph import Graph
 from fuse_cache.proto.request import RequestFields
 from fuse_cache.server.worker.artifact import pack_artifact

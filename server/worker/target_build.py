@@ -6,15 +6,19 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from fuse_cache.kernels.targets.cpu_wheel import is_cpu_wheel, register_guard
-from fuse_cache.kernels.targets.gpus import ARCHITECTURES, find_gpu, is_gpu_target
 from fuse_cache.kernels.targets.shim import compiling_for
+from fuse_cache.proto.gpu_target import ARCHITECTURES, find_gpu, is_gpu_target
 from fuse_cache.server.worker.errors import TargetUnavailable
 from fuse_cache.server.worker.isa import ISA_BUILDS, building_for
 from fuse_cache.server.worker.protocol import Job
 from fuse_cache.server.worker.seed import HEADERS, use_headers
 from fuse_cache.server.worker.unloaded import unloaded_kernels
+
+# Of this process, which makes one build. Line tables hold the paths of every source file.
+_TRITON: Final = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_STORE_BINARY_ONLY": "1"}
 
 
 @contextlib.contextmanager
@@ -36,6 +40,7 @@ def building(job: Job, target: str) -> Iterator[Mapping[str, object]]:
     elif is_gpu_target(target):
         if is_cpu_wheel():
             register_guard(job.dir)
+        os.environ.update(_TRITON)
         with compiling_for(find_gpu(target)):
             # Several would be forks of this process, which has threads. Triton is the smallest part anyway.
             yield {"compile_threads": 1}

@@ -22,8 +22,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fuse_cache.kernels.targets.cpu_wheel import is_cpu_wheel, register_guard
 from fuse_cache.kernels.targets.cubin import architecture_of, registers_of
-from fuse_cache.kernels.targets.gpus import Gpu, find_gpu
 from fuse_cache.kernels.targets.shim import compiling_for
+from fuse_cache.proto.gpu_target import Gpu, find_gpu
 
 AOT: dict[str, Any] = {
     "bundled_autograd_cache": True,

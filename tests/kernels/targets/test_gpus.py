@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from fuse_cache.kernels.codecs import CODECS
 from fuse_cache.kernels.targets.cubin import CubinError, architecture_of, registers_of
-from fuse_cache.kernels.targets.gpus import ARCHITECTURES, GPUS, UnknownGpuError, find_gpu, is_gpu_target
 from fuse_cache.kernels.targets.properties import DeviceProperties
+from fuse_cache.proto.gpu_target import ARCHITECTURES, GPUS, UnknownGpuError, find_gpu, is_gpu_target
 
 
 def test_every_architecture_has_a_gpu_and_codes() -> None:

@@ -14,9 +14,9 @@ import torch
 from torch._dynamo import device_interface
 
 from fuse_cache.kernels.targets import upstream
-from fuse_cache.kernels.targets.gpus import ARCHITECTURES, find_gpu
 from fuse_cache.kernels.targets.shim import UnsupportedTorchError, check_torch, compiling_for
 from fuse_cache.kernels.targets.upstream import Patch
+from fuse_cache.proto.gpu_target import ARCHITECTURES, find_gpu
 
 # torch's own, the first time a process loads its compiler.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")

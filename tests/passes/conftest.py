@@ -1,0 +1,15 @@
+"""Passes see graphs as workers make them: sizes of 1 are not told apart while tracing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch.fx.experimental._config as symbolic_config
+
+
+@pytest.fixture(autouse=True)
+def _as_in_workers() -> Iterator[None]:
+    """Trace size-obliviously, whatever other tests of this process left."""
+    with symbolic_config.patch(backed_size_oblivious=True):
+        yield

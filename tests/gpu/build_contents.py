@@ -58,6 +58,26 @@ def _gate_group(x: Tensor) -> tuple[Tensor, ...]:
     return spellings_dynamic.group_row(torch.nn.functional.silu(gate) * up)
 
 
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def _rope(x: Tensor, positions: Tensor) -> Tensor:
+    powers = torch.arange(0, 16, 2, device=x.device).float() / 16
+    frequencies = torch.outer(positions.float(), 1.0 / (10000**powers))
+    cos, sin = (f(torch.cat((frequencies, frequencies), -1)).to(x.dtype) for f in (torch.cos, torch.sin))
+    first, second = x[..., :8], x[..., 8:]
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+def _mlp(x: Tensor, norm: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    h = spellings.llama(x, norm)
+    return x + torch.nn.functional.linear(
+        torch.nn.functional.silu(torch.nn.functional.linear(h, gate)) * torch.nn.functional.linear(h, up),
+        down,
+    )
+
+
 def _function(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Callable[[], Captured]:
     def trace() -> Captured:
         inputs = [
@@ -74,6 +94,9 @@ CONTENTS: dict[str, Callable[[], Captured]] = {
     "llama-dynamic": _model("llama", "dynamic"),
     "qwen3-cache": _model("qwen3", "static_cache"),
     "qwen3-dynamic": _model("qwen3", "dynamic"),
+    "part-attention": _function(_attention, (2, 4, 8, 16), (2, 4, 8, 16), (2, 4, 8, 16)),
+    "part-rope": _function(_rope, (2, 4, 8, 16), (8,)),
+    "part-mlp": _function(_mlp, (2, 8, 64), (64,), (128, 64), (128, 64), (64, 128)),
     "norm-static-fp8": _function(_norm_static, (33, HIDDEN), (HIDDEN,), ()),
     "add-norm-token-fp8": _function(_add_norm_token, (33, HIDDEN), (33, HIDDEN), (HIDDEN,)),
     "gate-group-fp8": _function(_gate_group, (33, 2 * HIDDEN)),

@@ -146,7 +146,7 @@ def _raised(model: Layers, x: Tensor) -> torch.fx.GraphModule:
 
 
 def test_with_fusion_off_few_codes_move() -> None:
-    # The mean is then added up in Inductor's order, and before torch 2.13 nothing keeps the graph's roundings.
+    # The mean is then added up in Inductor's order; before torch 2.13 nothing keeps the graph's roundings.
     # An H200 with torch 2.11 moved 1.9 % of the codes.
     bound = 1e-4 if torch.__version__ >= "2.13" else 0.05
     moved, count = 0, 0

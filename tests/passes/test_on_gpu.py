@@ -32,6 +32,11 @@ TOGETHER = 8
 CHUNKS = [NAMES[first : first + TOGETHER] for first in range(0, len(NAMES), TOGETHER)]
 
 
+@pytest.fixture(autouse=True)
+def _as_in_workers() -> None:
+    """Not size-obliviously: Dynamo of torch 2.11 then cannot trace slices that are assigned to."""
+
+
 def target() -> str:
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch.fx.experimental._config as symbolic_config
+
+from fuse_cache.server.worker.rebuild import size_oblivious
 
 
 @pytest.fixture(autouse=True)
 def _as_in_workers() -> Iterator[None]:
     """Trace size-obliviously, whatever other tests of this process left."""
-    with symbolic_config.patch(backed_size_oblivious=True):
+    with size_oblivious():
         yield

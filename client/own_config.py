@@ -37,10 +37,13 @@ def own_settings() -> dict[str, object]:
     """Return what somebody set in `torch._inductor.config` and `torch._functorch.config`, by full name."""
     modules: tuple[Any, ...] = (torch._inductor.config, torch._functorch.config)
     return {
-        f"{module.__name__}.{name}": getattr(module, name)
+        f"{module.__name__}.{name}": value
         for module in modules
-        for name in module._config
-        if not name.startswith(_HARMLESS) and not module._is_default(name)
+        for name, entry in module._config.items()
+        # What was patched for a while, by torch itself too, counts as set ever after: with its default again.
+        if not name.startswith(_HARMLESS)
+        and not module._is_default(name)
+        and (value := getattr(module, name)) != entry.default
     }
 
 

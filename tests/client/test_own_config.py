@@ -11,7 +11,12 @@ from fuse_cache.client.warn import warn_once
 
 
 def test_what_the_host_set_is_named_once_with_what_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    with inductor_config.patch(epilogue_fusion=False, max_autotune=True):
+        pass  # Leaves them set, to what they were.
     before = own_settings()
+    assert not {
+        name for name in before if "epilogue_fusion" in name or "max_autotune" in name.rpartition(".")[2]
+    }
     with (
         inductor_config.patch({"epilogue_fusion": False, "max_autotune": True, "compile_threads": 3}),
         functorch_config.patch(treat_parameters_as_free_to_save=False),

@@ -65,7 +65,7 @@ def test_graphs_at_the_same_instant_are_built_each_with_its_own_options(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_six_graphs_at_the_same_instant_for_twenty_rounds(
     shared_daemon: Daemon, make_client: MakeClient
 ) -> None:

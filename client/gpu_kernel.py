@@ -6,7 +6,6 @@ left several variants, that launch measures them once; the arguments that a kern
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -120,7 +119,6 @@ class LoadedKernel:
         return best
 
 
-@functools.cache
 def launcher_arguments(launcher: Launcher) -> tuple[str, ...]:
     """Return the names of the arguments that a launcher takes, in order."""
     code: Any = getattr(launcher, "__code__")  # noqa: B009  # a function of the wrapper has one

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 MAX_VARIANTS: Final = 64
-TYPES: Final = frozenset("Obhilbfd" + "BHIK")  # of an argument: a pointer, or a number of this width
+TYPES: Final = frozenset("ObhilfdBHIK")  # of an argument: a pointer, or a number of this width
 
 
 class GpuKernelError(ValueError):

@@ -7,7 +7,6 @@ reaches a driver: kernels are compiled and never loaded, and no benchmark is tri
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -187,8 +186,6 @@ def _use_driver(stack: contextlib.ExitStack, gpu: Gpu) -> None:
 
 def _forget() -> None:
     for owner, name in upstream.REMEMBERED:
-        module, _, inner = owner.partition(":")
         with contextlib.suppress(AttributeError, ImportError):
-            holder: Any = importlib.import_module(module)
-            held = getattr(getattr(holder, inner) if inner else holder, name)
+            held = getattr(upstream.holder_of(owner), name)
             getattr(held, "__func__", held).cache_clear()

@@ -19,6 +19,17 @@ from fuse_cache.proto.gpu_target import Gpu
 SUPPORTED: Final = ("2.11", "2.13")  # Read and run, both; another release is refused until it is added here.
 
 
+def holder_of(owner: str) -> Any:
+    """Return the module "module", or the class "module:Class".
+
+    Raises:
+        AttributeError, ImportError: it moved.
+    """
+    module, _, inner = owner.partition(":")
+    found: Any = importlib.import_module(module)
+    return getattr(found, inner) if inner else found
+
+
 @dataclass(frozen=True, slots=True)
 class Patch:
     """One attribute, `name` of `owner` ("module" or "module:Class"), and what takes its place for a GPU."""
@@ -34,9 +45,7 @@ class Patch:
         Raises:
             AttributeError, ImportError: it moved.
         """
-        module, _, inner = self.owner.partition(":")
-        found: Any = importlib.import_module(module)
-        return getattr(found, inner) if inner else found
+        return holder_of(self.owner)
 
     def __str__(self) -> str:
         return f"{self.owner.replace(':', '.')}.{self.name}"

@@ -1,7 +1,7 @@
 """Builds the contents that `load_contents.py` loads: on a machine without a GPU, by a worker's own build.
 
 `python tests/gpu/build_contents.py TARGET FOLDER [NAME ...]`. Graphs are traced on the CPU and then moved to
-"cuda": a trace of real CUDA modules gives the same (docs in `../README.md`).
+"cuda", as there is no device to trace on.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def build_content(captured: Captured, target: str) -> tuple[bytes, bytes, dict[s
     sections = unpack(built.content)
     matches = {
         record["name"]: record["matches"]
-        for record in map(_as_dict, built.passes)
+        for record in built.passes
         if record["is_fusion"] and record["matches"]
     }
     return data, built.content, {
@@ -170,10 +170,6 @@ def build_content(captured: Captured, target: str) -> tuple[bytes, bytes, dict[s
         "kernels": sorted(name.removeprefix("gpu/") for name in sections if name.startswith("gpu/")),
         "fusions": matches,
     }  # fmt: skip
-
-
-def _as_dict(record: Any) -> dict[str, Any]:
-    return record if isinstance(record, dict) else dataclasses.asdict(record)
 
 
 def main(target: str, folder: str, *names: str) -> None:

@@ -101,7 +101,7 @@ class LoadedKernel:
         names = launcher_arguments(self._launchers[0])
         written = set(self._kernel.mutated)
         copies = [
-            value.clone() if name in written and isinstance(value, torch.Tensor) else value
+            _clone(value) if name in written and isinstance(value, torch.Tensor) else value
             for name, value in zip(names, args, strict=False)
         ]
         zeroed = [copies[names.index(name)] for name in self._kernel.zeroed if name in names]
@@ -123,6 +123,15 @@ def launcher_arguments(launcher: Launcher) -> tuple[str, ...]:
     """Return the names of the arguments that a launcher takes, in order."""
     code: Any = getattr(launcher, "__code__")  # noqa: B009  # a function of the wrapper has one
     return tuple(code.co_varnames[: code.co_argcount])
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of the same strides, gaps included: a kernel computes addresses from those it was built
+    with, and `Tensor.clone` makes a dense copy of a slice.
+    """
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.as_strided((reach if tensor.numel() else 0,), (1,)).clone()
+    return flat.as_strided(tensor.shape, tensor.stride())
 
 
 def _event() -> torch.cuda.Event:
@@ -148,6 +157,17 @@ def gpu_namespace(sections: Mapping[str, bytes]) -> dict[str, Any]:
 
     stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream")  # noqa: B009  # CUDA builds have it
     return {"gpu_kernel": gpu_kernel, "get_raw_stream": stream, "device_index": device}
+
+
+def absent_namespace(asked: Callable[[str], object]) -> dict[str, Any]:
+    """Return a namespace in which a wrapper can be defined and not called, where there is no device. `asked`
+    is told the name of each kernel that it defines.
+    """
+
+    def gpu_kernel(name: str, launchers: Sequence[Launcher]) -> None:
+        asked(name)
+
+    return {"gpu_kernel": gpu_kernel, "get_raw_stream": None, "device_index": 0}
 
 
 def static_launcher() -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fuse_cache.client.checker import InputChecker
-from fuse_cache.client.gpu_kernel import gpu_namespace, why_not_here
+from fuse_cache.client.gpu_kernel import absent_namespace, gpu_namespace, why_not_here
 from fuse_cache.client.native import EXTERN_KERNELS, NativeLoadError, kernel
 from fuse_cache.proto import artifact_pb2, cpu_target, safe_pickle
 from fuse_cache.proto.container import unpack
@@ -78,11 +78,14 @@ def load(
     *,
     graph: Graph | None = None,
     names: Sequence[str] = (),
+    elsewhere: Callable[[str], object] | None = None,
 ) -> LoadedArtifact:
     """Return the callable in `content`.
 
     `manifest` (verified) and `graph` (what the host captured) must agree with what the content says of
-    itself, where they are given. `names` are the inputs' names, for messages.
+    itself, where they are given. `names` are the inputs' names, for messages. `elsewhere` loads what is for
+    another machine, as far as that goes without a device: it is told each GPU kernel's name, and what it
+    gives back cannot be called.
 
     Raises:
         ArtifactLoadError: this host cannot use it.
@@ -96,13 +99,14 @@ def load(
         raise ArtifactLoadError(f"the content is damaged: {error}") from error
     except KeyError as error:
         raise ArtifactLoadError(f"the content has no section {error}") from error
-    _check_host(spec)
+    if elsewhere is None:
+        _check_host(spec)
     _check_agreement(spec, manifest, graph)
     try:
         check = InputChecker(spec, names)
     except ValueError as error:
         raise ArtifactLoadError(str(error)) from error
-    call = _execute(wrapper, sections, spec)
+    call = _execute(wrapper, sections, spec, elsewhere)
     return LoadedArtifact(spec, check, _with_aot(record, call))
 
 
@@ -155,7 +159,12 @@ def _form(item: Input) -> object:
     return meta.value
 
 
-def _execute(wrapper: str, sections: Mapping[str, bytes], spec: ArtifactSpec) -> Callable[[list[Any]], Any]:
+def _execute(
+    wrapper: str,
+    sections: Mapping[str, bytes],
+    spec: ArtifactSpec,
+    elsewhere: Callable[[str], object] | None,
+) -> Callable[[list[Any]], Any]:
     """Execute Inductor's wrapper and return its `call`, which takes a list and empties it."""
     name = f"fuse_cache_artifact_{hashlib.sha256(wrapper.encode()).hexdigest()[:16]}"
 
@@ -168,7 +177,7 @@ def _execute(wrapper: str, sections: Mapping[str, bytes], spec: ArtifactSpec) ->
         "extern_kernels": EXTERN_KERNELS,
     }
     if not cpu_target.is_cpu_target(spec.target):
-        namespace |= gpu_namespace(sections)
+        namespace |= gpu_namespace(sections) if elsewhere is None else absent_namespace(elsewhere)
     try:
         exec(compile(wrapper, f"<{name}>", "exec"), namespace)
         for constant in spec.constants:

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from fuse_cache.proto.content import ContentError
+from fuse_cache.proto.gpu_target import is_gpu_target
 from fuse_cache.proto.limits import INLINE_BYTES
 from fuse_cache.proto.request import RequestFields
 from fuse_cache.proto.signing import SigningKey
@@ -43,6 +44,7 @@ class Order:
     model: str
 
 
+PROOF = "fuse_cache.server.worker.proof:prove"
 _DRAINING = Failure(reason="DRAINING", message="the daemon is stopping; ask another one, or compile locally")
 
 
@@ -209,6 +211,8 @@ class Compiler:
             seconds = time.monotonic() - began_s
             self._metrics.compile_seconds.observe(seconds)
             self._metrics.seconds_spent.inc(seconds)
+        if is_gpu_target(order.request.target):
+            await self._prove(job, built, order)
         self._jobs.progress(job, "seal", "")
         began_s = time.monotonic()
         await self._must_be_current(order)
@@ -225,6 +229,19 @@ class Compiler:
             },
         )
         return result
+
+    async def _prove(self, job: Job, built: Built, order: Order) -> None:
+        """Have a fresh worker load what was built, as a host would that can compile nothing."""
+        self._jobs.progress(job, "prove", "")
+        folder = await asyncio.to_thread(self._work.new_folder, "proof")
+        try:
+            await asyncio.to_thread((folder / "graph").write_bytes, built.content)
+            await asyncio.to_thread(
+                write_job_files, folder, job_id=folder.name, request=order.request_bytes, entry=PROOF
+            )
+            await self._pool.run(folder.name, folder, lambda stage, detail: None)
+        finally:
+            await self._work.remove(folder)
 
     async def _must_be_current(self, order: Order, *, within_s: float = 0.0) -> None:
         """Make sure that the sources on disk are those that the key names: workers import from there."""

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from fuse_cache.proto.cpu_target import CPU_TARGETS, is_cpu_target, refusal
+from fuse_cache.proto.gpu_target import ARCHITECTURES, is_gpu_target
 
 PREFIX = "FUSE_CACHE_"
 ENVIRONMENT = "the environment"
@@ -93,9 +94,10 @@ def _read(name: str, value: object, *, is_text: bool) -> Any:
         raise ValueError("give at least one HOST:PORT or unix:PATH")
     if name == "redis" and found:
         raise ValueError("this version has no Redis tier; leave the option out")
-    # Workers can build for GPUs (target_build.py); until their artifacts are proven on one, none is offered.
-    if name == "target" and (wrong := [item for item in found if not is_cpu_target(item)]):
-        known = ", ".join(target.name for target in CPU_TARGETS)
+    if name == "target" and (
+        wrong := [item for item in found if not is_cpu_target(item) and not is_gpu_target(item)]
+    ):
+        known = ", ".join((*(target.name for target in CPU_TARGETS), *ARCHITECTURES))
         raise ValueError(f"{wrong[0]} is not built by this version; it builds {known}")
     return found
 

@@ -33,7 +33,7 @@ _CONTEXT = "fuse-cache 2026 epoch v1"
 # These carry packets between processes and start them, or build nothing; they cannot change what is built.
 _PLUMBING = frozenset({
     "__init__.py", "checked.py", "explain.py", "forkserver.py", "link.py", "pool.py", "processes.py",
-    "protocol.py", "supervisor.py", "validator.py",
+    "proof.py", "protocol.py", "supervisor.py", "validator.py",
 })  # fmt: skip
 # Of proto/, what a worker never reaches. All else may change what it reads or packs.
 _WIRE_ONLY = frozenset({

@@ -47,15 +47,24 @@ def register_guard(folder: Path) -> None:
     Raises:
         GuardBuildError
     """
+    ctypes.CDLL(str(build_guard(folder)))
+    # Wrappers import it; nothing calls it where there is no device.
+    if not hasattr(torch._C, _STREAM):
+        setattr(torch._C, _STREAM, _no_stream)
+
+
+def build_guard(folder: Path) -> Path:
+    """Return the guard's library in `folder`, compiled into it where it is not there yet.
+
+    Raises:
+        GuardBuildError
+    """
     name = hashlib.sha256(f"{_SOURCE}{torch.__version__}".encode()).hexdigest()[:16]
     library = folder / f"no_guard_{name}.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
         _build(library)
-    ctypes.CDLL(str(library))
-    # Wrappers import it; nothing calls it where there is no device.
-    if not hasattr(torch._C, _STREAM):
-        setattr(torch._C, _STREAM, _no_stream)
+    return library
 
 
 def _no_stream(device: int) -> Any:

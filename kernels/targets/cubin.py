@@ -33,6 +33,20 @@ def architecture_of(cubin: bytes) -> str:
     return f"sm_{flags >> 8 & 0xFF if cubin[8] >= _NEW_ABI else flags & 0xFF}"
 
 
+def functions_of(cubin: bytes) -> frozenset[str]:
+    """Return the names of the functions in `cubin`: each has a section of code.
+
+    Raises:
+        CubinError
+    """
+    code = b".text."
+    return frozenset(
+        name.removeprefix(code).decode("ascii", "replace")
+        for name, _ in _sections(cubin)
+        if name.startswith(code)
+    )
+
+
 def registers_of(cubin: bytes) -> int:
     """Return how many registers a thread of the kernel in `cubin` needs, as a driver would tell: the most of
     any function in it.
@@ -55,19 +69,28 @@ def _check(cubin: bytes) -> None:
         raise CubinError("no ELF file of 64 bits")
 
 
-def _section(cubin: bytes, name: bytes) -> bytes:
+def _sections(cubin: bytes) -> list[tuple[bytes, bytes]]:
+    """Return (name, data) of each section."""
     _check(cubin)
     (offset,) = struct.unpack_from("<Q", cubin, 0x28)
     size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     try:
-        sections = [_SECTION.unpack_from(cubin, offset + size * number) for number in range(count)]
-        texts = sections[names][4]
-        for section in sections:
-            start = texts + section[0]
-            if cubin[start : cubin.index(b"\0", start)] == name:
-                return cubin[section[4] : section[4] + section[5]]
+        headers = [_SECTION.unpack_from(cubin, offset + size * number) for number in range(count)]
+        texts = headers[names][4]
+        found = []
+        for header in headers:
+            start = texts + header[0]
+            name = cubin[start : cubin.index(b"\0", start)]
+            found.append((name, cubin[header[4] : header[4] + header[5]]))
     except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise CubinError(f"a damaged ELF file: {error}") from error
+    return found
+
+
+def _section(cubin: bytes, name: bytes) -> bytes:
+    for found, data in _sections(cubin):
+        if found == name:
+            return data
     raise CubinError(f"an ELF file without a section {name.decode()}")
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from fuse_cache.kernels.targets import upstream
+from fuse_cache.kernels.targets.launchable import LAUNCHABLE, known_config
 from fuse_cache.proto.gpu_target import REGISTERS_PER_SM, WARP, Gpu
 
 _CONFIG: Final[dict[str, object]] = {
@@ -21,16 +22,7 @@ _CONFIG: Final[dict[str, object]] = {
     "max_autotune": False,
     "coordinate_descent_tuning": False,
     "shape_padding": False,  # It measures whether padding pays.
-    "triton.cudagraphs": False,  # Capturing is the caller's.
-    # Names made of all operators fused: Triton cuts a file name at 150 characters, and then the static
-    # launcher finds none.
-    "triton.descriptive_names": False,
-    # The host may have no compiler: every kernel must be one that a binary alone can launch.
-    "use_static_triton_launcher": True,
-    "use_static_cuda_launcher": True,  # as it is called up to 2.11
-    "strict_static_triton_launcher": True,
-    "strict_static_cuda_launcher": True,
-    "static_launch_user_defined_triton_kernels": True,
+    **LAUNCHABLE,
 }
 
 
@@ -69,9 +61,7 @@ def compiling_for(gpu: Gpu) -> Iterator[None]:
         _use_driver(stack, gpu)
         _forget()
         stack.callback(_forget)
-        known = inductor_config.get_config_copy()
-        config = {name: value for name, value in _CONFIG.items() if name in known}
-        stack.enter_context(inductor_config.patch(config))
+        stack.enter_context(inductor_config.patch(known_config(_CONFIG)))
         yield
 
 

@@ -28,7 +28,7 @@ from fuse_cache.proto.expression import SymExpr
 from fuse_cache.proto.graph import Input, Symbol
 from fuse_cache.proto.spec import ArtifactSpec, Constant, encode_spec
 from fuse_cache.server.worker.errors import CompilerRaised, NotCacheable
-from fuse_cache.server.worker.gpu_kernels import KernelCarrier
+from fuse_cache.server.worker.gpu_kernels import KernelCarrier, tuned_variants
 from fuse_cache.server.worker.unloaded import kernel_file
 from fuse_cache.server.worker.wrapper_source import carried_source
 
@@ -101,7 +101,8 @@ def pack_artifact(
 
 
 def _gpu_kernels(compiled: Any, target: str, sections: MutableMapping[str, bytes]) -> KernelCarrier:
-    return KernelCarrier(getattr(compiled, "_triton_bundle", None), target, sections)
+    tuned = tuned_variants(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    return KernelCarrier(getattr(compiled, "_triton_bundle", None), target, sections, tuned)
 
 
 def _refuse_what_cannot_travel(entry: Any, compiled: Any) -> None:

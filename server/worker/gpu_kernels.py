@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Mapping, MutableMapping
+import json
+from collections.abc import Mapping, MutableMapping, Set
+from pathlib import Path
 from typing import Any, Final
 
 from fuse_cache.kernels.targets.cubin import CubinError, architecture_of
@@ -23,9 +25,16 @@ _DIGEST_CHARS: Final = 32
 class KernelCarrier:
     """Carries the kernels of one compilation. `sections` gets their descriptions and cubins."""
 
-    def __init__(self, bundle: Any, target: str, sections: MutableMapping[str, bytes]) -> None:
+    def __init__(
+        self,
+        bundle: Any,
+        target: str,
+        sections: MutableMapping[str, bytes],
+        tuned: Set[str] = frozenset(),
+    ) -> None:
         self._target = target
         self._sections = sections
+        self._tuned = tuned  # hashes of the variants that measuring them here has chosen
         self._autotuners: Mapping[str, Any] = {
             item.kernel_name: item.kernel for item in (bundle.static_autotuners if bundle else ())
         }
@@ -43,12 +52,14 @@ class KernelCarrier:
         statements: list[ast.stmt] = []
         variants: list[Variant] = []
         launchers: list[str] = []
-        for number, result in enumerate(autotuner.compile_results):
+        results = autotuner.compile_results
+        chosen = [result for result in results if _path_key(result.kernel) in self._tuned]
+        for number, result in enumerate(chosen or results):
             variants.append(self._variant(name, result))
             launchers.append(f"{name}_launch_{number}")
             statements += ast.parse(_launcher_source(launchers[-1], result)).body
         described = GpuKernel(
-            entry=autotuner.compile_results[0].kernel.name,
+            entry=results[0].kernel.name,
             variants=tuple(variants),
             mutated=tuple(sorted(autotuner.mutated_arg_names)),
             zeroed=tuple(sorted(autotuner.reset_to_zero_arg_names)),
@@ -75,9 +86,7 @@ class KernelCarrier:
         )
 
     def _cubin(self, name: str, kernel: Any) -> bytes:
-        from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
-
-        cubin = getattr(kernel, "cubin_raw", None) or self._cubins.get(triton_hash_to_path_key(kernel.hash))
+        cubin = getattr(kernel, "cubin_raw", None) or self._cubins.get(_path_key(kernel))
         if cubin is None:
             raise NotCacheable(f"kernel {name} has no machine code", stage="seal")
         try:
@@ -87,6 +96,25 @@ class KernelCarrier:
         if built != self._target:
             raise NotCacheable(f"kernel {name} was built for {built}, not for {self._target}", stage="seal")
         return bytes(cubin)
+
+
+def tuned_variants(cache: Path) -> frozenset[str]:
+    """Return the hashes of the variants that Inductor measured and chose, by the notes it left in its folder.
+    None where no kernel has run.
+    """
+    found = set()
+    for note in cache.rglob("*.best_config"):
+        chosen = json.loads(note.read_bytes()).get("triton_cache_hash")
+        if chosen:
+            found.add(str(chosen))
+    return frozenset(found)
+
+
+def _path_key(kernel: Any) -> str:
+    """Return the name of a kernel's folder in Triton's cache, by which bundle and notes tell it."""
+    from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
+
+    return str(triton_hash_to_path_key(kernel.hash))
 
 
 def _cubins_of(bundle: Any) -> dict[str, bytes]:

@@ -37,8 +37,8 @@ _CONFIG: Mapping[str, Any] = {
     "trace.enabled": False,
     "wrap_inductor_compiled_regions": False,
 }
-# Turned on by `standalone_compile` whatever the configuration says: it would run Triton kernels, to choose.
-_OPTIONS: dict[str, Any] = {"config_patches": {"triton.autotune_at_compile_time": False}}
+# Turned on by `standalone_compile` whatever the configuration says: it runs Triton kernels, to choose.
+_TUNES = "triton.autotune_at_compile_time"
 _FUNCTORCH_CONFIG: Mapping[str, Any] = {
     "enable_autograd_cache": True,
     "enable_remote_autograd_cache": False,
@@ -61,10 +61,11 @@ def compile_graph(
         NotCacheable: torch compiles the graph but keeps no record of it.
         BuildFailed: the compiler raised.
     """
+    options: dict[str, Any] = {"config_patches": {_TUNES: bool(patches.get(_TUNES, False))}}
     try:
         with _configured(patches, _FUNCTORCH_CONFIG), tracing(TracingContext(fake_mode)):
             artifact = standalone_compile(
-                gm, list(inputs), dynamic_shapes="from_tracing_context", options=_OPTIONS, aot=True
+                gm, list(inputs), dynamic_shapes="from_tracing_context", options=options, aot=True
             )
             compiled_fn: Any = getattr(artifact, "inner_fn", artifact)
             return _record(compiled_fn)

@@ -14,10 +14,12 @@ from torch.fx import GraphModule
 from fuse_cache.passes.dump import Observer
 from fuse_cache.proto import graph_codec
 from fuse_cache.proto.errors import GraphError
+from fuse_cache.proto.gpu_target import ARCHITECTURES, is_gpu_target
 from fuse_cache.proto.graph import Graph, TensorMeta
 from fuse_cache.proto.inductor_options import check_options
 from fuse_cache.proto.request import RequestFields, decode_request
 from fuse_cache.server.worker.ambient import ambient_state
+from fuse_cache.server.worker.attention import use_policy
 from fuse_cache.server.worker.errors import NotCacheable
 from fuse_cache.server.worker.fusing import Fusing
 from fuse_cache.server.worker.protocol import BuildFailed, Emit, Job
@@ -65,8 +67,16 @@ def prepared(
     emit("rebuild", f"{len(graph.nodes)} nodes")
     with ambient_state(request.ambient):
         rebuilt = rebuild(graph, request.range)
+        if is_gpu_target(request.target):
+            use_policy(rebuilt.gm, ARCHITECTURES[request.target], _allowed(request))
         fusing = Fusing(request, observers)
         yield Prepared(rebuilt, fusing, _patches(rebuilt.gm, request, fusing))
+
+
+def _allowed(request: RequestFields) -> tuple[str, ...]:
+    """Return the attention kernels that the host lets torch choose among: the one that it names, if any."""
+    chosen = request.attention_backend
+    return request.ambient.sdpa_backends if chosen == "auto" else (chosen,)
 
 
 def _refuse_unfit(graph: Graph, request: RequestFields) -> None:

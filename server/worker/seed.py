@@ -12,6 +12,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from fuse_cache.kernels.targets.cpu_wheel import build_guard, is_cpu_wheel
 from fuse_cache.server.worker.isa import ISA_BUILDS, building_for
 from fuse_cache.server.worker.unloaded import unloaded_kernels
 
@@ -25,8 +26,8 @@ extern "C" void kernel(float* out) { at::vec::Vectorized<float>(1.0f).store(out)
 
 
 def make_seed(folder: Path, targets: tuple[str, ...] = ("cpu-avx2",)) -> None:
-    """Make `folder` a seed for the CPU targets among `targets`. Needs a C++ compiler; about 10 s and 150 MB
-    a target.
+    """Make `folder` a seed for `targets`. Needs a C++ compiler; about 10 s and 150 MB a CPU target. A GPU
+    target needs one only where torch was built without CUDA (3 s).
 
     Headers that are there stay. A reader never sees half a header: each is made beside and renamed.
 
@@ -40,7 +41,9 @@ def make_seed(folder: Path, targets: tuple[str, ...] = ("cpu-avx2",)) -> None:
     for name in targets:
         isa = ISA_BUILDS.get(name)
         if isa is None:
-            continue  # A GPU target: its kernels need no header.
+            if is_cpu_wheel():  # A GPU target: its kernels need no header, but this torch needs a guard.
+                build_guard(folder)
+            continue
         with tempfile.TemporaryDirectory(dir=folder, prefix=".seed-") as scratch:
             made = Path(scratch) / HEADERS
             use_headers(headers, made)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from fuse_cache.kernels.targets.cpu_wheel import is_cpu_wheel, register_guard
+from fuse_cache.kernels.targets.present import compiling_here, is_present
 from fuse_cache.kernels.targets.shim import compiling_for
 from fuse_cache.proto.gpu_target import ARCHITECTURES, find_gpu, is_gpu_target
 from fuse_cache.server.worker.errors import TargetUnavailable
@@ -38,9 +39,13 @@ def building(job: Job, target: str) -> Iterator[Mapping[str, object]]:
         with building_for(ISA_BUILDS[target], headers), unloaded_kernels():
             yield {}
     elif is_gpu_target(target):
-        if is_cpu_wheel():
-            register_guard(job.dir)
         os.environ.update(_TRITON)
+        if is_present(target):
+            with compiling_here() as config:
+                yield config
+            return
+        if is_cpu_wheel():
+            register_guard(job.dir if job.seed_dir is None else job.seed_dir)
         with compiling_for(find_gpu(target)):
             # Several would be forks of this process, which has threads. Triton is the smallest part anyway.
             yield {"compile_threads": 1}

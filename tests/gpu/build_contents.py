@@ -26,6 +26,7 @@ from fuse_cache.proto import graph_codec
 from fuse_cache.proto.container import unpack
 from fuse_cache.proto.graph import Argument, Device, Graph, Meta, TensorMeta
 from fuse_cache.proto.pass_config import PassConfig, PassContext
+from fuse_cache.proto.pass_resolved import ResolvedPassConfig
 from fuse_cache.proto.request import Range, RequestFields
 from fuse_cache.server.worker.compile import build
 from fuse_cache.server.worker.protocol import Job
@@ -34,12 +35,17 @@ from tests.passes import spellings, spellings_dynamic
 
 HIDDEN = 4096
 LARGEST = 64  # of the one symbol that a range is about
+SIZES = ((2, 8), (3, 5), (1, 16))  # batch and length of the calls that are compared, where they vary
 
 
-def _model(name: str, kind: Any) -> Callable[[], Captured]:
-    def trace() -> Captured:
+def _model(name: str, kind: Any) -> Callable[[], list[Captured]]:
+    def trace() -> list[Captured]:
         model = build_model(name, torch.bfloat16)
-        return capture(model, **example_inputs(model, kind))
+        sizes = SIZES if kind == "dynamic" else SIZES[:1]
+        return [
+            capture(model, **example_inputs(model, kind, batch=batch, length=length))
+            for batch, length in sizes
+        ]
 
     return trace
 
@@ -62,6 +68,12 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def _masked_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    positions = torch.arange(k.shape[2], device=q.device)
+    mask = positions[None, :] <= positions[:, None]
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[None, None])
+
+
 def _rope(x: Tensor, positions: Tensor) -> Tensor:
     powers = torch.arange(0, 16, 2, device=x.device).float() / 16
     frequencies = torch.outer(positions.float(), 1.0 / (10000**powers))
@@ -78,23 +90,24 @@ def _mlp(x: Tensor, norm: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Ten
     )
 
 
-def _function(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Callable[[], Captured]:
-    def trace() -> Captured:
+def _function(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Callable[[], list[Captured]]:
+    def trace() -> list[Captured]:
         inputs = [
             torch.ones((), dtype=torch.float32) if not shape else torch.randn(shape).bfloat16()
             for shape in shapes
         ]
-        return capture(function, *inputs)
+        return [capture(function, *inputs)]
 
     return trace
 
 
-CONTENTS: dict[str, Callable[[], Captured]] = {
+CONTENTS: dict[str, Callable[[], list[Captured]]] = {
     "llama-static": _model("llama", "static"),
     "llama-dynamic": _model("llama", "dynamic"),
     "qwen3-cache": _model("qwen3", "static_cache"),
     "qwen3-dynamic": _model("qwen3", "dynamic"),
     "part-attention": _function(_attention, (2, 4, 8, 16), (2, 4, 8, 16), (2, 4, 8, 16)),
+    "part-attention-mask": _function(_masked_attention, (2, 4, 8, 16), (2, 4, 8, 16), (2, 4, 8, 16)),
     "part-rope": _function(_rope, (2, 4, 8, 16), (8,)),
     "part-mlp": _function(_mlp, (2, 8, 64), (64,), (128, 64), (128, 64), (64, 128)),
     "norm-static-fp8": _function(_norm_static, (33, HIDDEN), (HIDDEN,), ()),
@@ -137,19 +150,26 @@ def on_cuda(graph: Graph) -> Graph:
     )
 
 
-def build_content(captured: Captured, target: str) -> tuple[bytes, bytes, dict[str, Any]]:
-    """Return the graph's bytes, the content, and what the build tells of itself."""
+def request_of(captured: Captured, target: str) -> tuple[bytes, RequestFields, ResolvedPassConfig]:
+    """Return the graph's bytes, the request of a host with such a GPU, and the passes in it."""
     graph = on_cuda(encode_graph(captured.gm).graph)
     data = graph_codec.encode(graph)
     with torch.no_grad():
         ambient = capture_ambient()
+    resolved = PassConfig().resolve(PassContext(target=target))
     request = RequestFields(
         graph_digest=graph_codec.graph_digest(data),
-        pass_config=PassConfig().resolve(PassContext(target=target)).encode(),
+        pass_config=resolved.encode(),
         range=Range(symbol=0, lower=1, upper=LARGEST) if graph.symbols else Range(),
         target=target,
         ambient=ambient,
     )
+    return data, request, resolved
+
+
+def build_content(captured: Captured, target: str) -> tuple[bytes, bytes, dict[str, Any]]:
+    """Return the graph's bytes, the content, and what the build tells of itself."""
+    data, request, _ = request_of(captured, target)
     with tempfile.TemporaryDirectory() as folder:
         # As in a worker: tracing has set the user's own by now.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
@@ -179,9 +199,13 @@ def main(target: str, folder: str, *names: str) -> None:
             subprocess.run([sys.executable, __file__, target, folder, name], check=True)
         return
     for name in names:
-        graph, content, facts = build_content(CONTENTS[name](), target)
+        torch.manual_seed(0)
+        calls = CONTENTS[name]()
+        graph, content, facts = build_content(calls[0], target)
         place = Path(folder) / name
         place.mkdir(parents=True, exist_ok=True)
+        # The weights are the same in all of them; torch saves what is shared once.
+        torch.save([list(call.arguments) for call in calls], place / "inputs.pt")
         (place / "graph").write_bytes(graph)
         (place / "content").write_bytes(content)
         print(json.dumps({"name": name, **facts}), flush=True)

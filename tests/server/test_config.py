@@ -34,7 +34,7 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
         ({}, {}, "stor = 'x'", r"c.toml: stor is not an option; did you mean store\?"),
         ({}, {"FUSE_CACHE_WORKERS": "many"}, "", "the environment: workers: Expected `int`.*many"),
         ({"workers": 0}, {}, "", "the command line: workers: Expected `int` >= 1"),
-        ({"target": "sm_90"}, {}, "", "target: sm_90 is not built by this version; it builds cpu-"),
+        ({"target": "sm_75"}, {}, "", "target: sm_75 is not built by this version; it builds cpu-"),
         ({"listen": "0.0.0.0:1"}, {}, "", "listen: 0.0.0.0:1 would serve plaintext to other machines"),
         ({"http": "example.com:80"}, {}, "", "http: example.com:80 would serve plaintext"),
         ({"listen": "nonsense"}, {}, "", "nonsense is not HOST:PORT or unix:PATH"),

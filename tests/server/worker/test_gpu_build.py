@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from fuse_cache.kernels.targets.cubin import architecture_of
-from fuse_cache.proto.container import unpack
-from fuse_cache.proto.gpu_kernel import decode_kernel
+from fuse_cache.proto.container import pack, unpack
+from fuse_cache.proto.gpu_kernel import decode_kernel, encode_kernel
 
 ROOT = Path(__file__).parents[3]
 LOADS = """
@@ -28,6 +29,18 @@ if not hasattr(torch._C._dynamo.guards, "_empty_strided_cuda"):
     torch._C._dynamo.guards._empty_strided_cuda = None
 artifact = loader.load(open(sys.argv[1], "rb").read())
 print(len(artifact.spec.inputs), "torch._inductor.async_compile" in sys.modules)
+"""
+PROVES = """
+import sys
+from pathlib import Path
+from fuse_cache.server.worker.proof import prove
+from fuse_cache.server.worker.protocol import BuildFailed, Job
+for path in map(Path, sys.argv[1:]):
+    job = Job(job_id="proof", dir=path.parent, graph=path.read_bytes(), request=b"")
+    try:
+        print(prove(job, lambda stage, detail: None).content.decode())
+    except BuildFailed as error:
+        print(error.reason, error.message.replace(chr(10), " "))
 """
 
 
@@ -69,6 +82,46 @@ def test_a_fusion_travels_as_its_own_kernel_and_loads_without_a_compiler(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split()[1:] == ["False"]  # What would compile a kernel is not even imported.
+    if target == "sm_90":
+        _check_that_damage_is_told(sections, kernel, tmp_path)
+
+
+def _check_that_damage_is_told(sections: dict[str, bytes], kernel: str, folder: Path) -> None:
+    """The proof before publishing lets the whole artifact pass and refuses each kind of incomplete one."""
+    name = next(key.removeprefix("gpu/") for key in sections if key.startswith("gpu/") and kernel in key)
+    described = decode_kernel(sections[f"gpu/{name}"])
+    cubin = f"cubin/{described.variants[0].cubin}"
+    wrapper = sections["wrapper"].decode()
+    damaged = {
+        "whole": sections,
+        "no machine code": {key: data for key, data in sections.items() if key != cubin},
+        "another function": {
+            **sections, f"gpu/{name}": encode_kernel(msgspec.structs.replace(described, entry="other"))
+        },
+        "no description": {key: data for key, data in sections.items() if key != f"gpu/{name}"},
+        "no ELF file": {**sections, cubin: b"source"},
+        "compiles": {
+            **sections,
+            "wrapper": (wrapper + "import triton\ntriton.compile(None)\n").encode(),
+        },
+        "starts a compiler": {
+            **sections,
+            "wrapper": (wrapper + "import subprocess\nsubprocess.run(['g++'])\n").encode(),
+        },
+    }  # fmt: skip
+    for number, parts in enumerate(damaged.values()):
+        (folder / f"{number}.content").write_bytes(pack(parts))
+    done = subprocess.run(
+        [sys.executable, "-c", PROVES, *(str(folder / f"{number}.content") for number in range(7))],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = dict(zip(damaged, done.stdout.splitlines(), strict=True))
+    assert told["whole"] == "proven"
+    for what in ("no machine code", "another function", "no description", "no ELF file"):
+        assert f"kernel {name}" in told[what], (what, told[what])
+    assert "triton.compile" in told["compiles"]
+    assert "subprocess.Popen" in told["starts a compiler"]
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.own_config import warn_of_own_settings
 from fuse_cache.client.ranges import RangePlan, plan_ranges
 from fuse_cache.client.reports import GraphReport, add, describe_manifest
-from fuse_cache.client.target import choose_target, device_of
+from fuse_cache.client.target import Target, choose_target, device_of
 from fuse_cache.client.verify import Want
 from fuse_cache.client.warn import warn_once
 from fuse_cache.proto.graph import GroupSpec, Role, TensorMeta
@@ -65,7 +65,7 @@ class GraphBuild:
         self._range_symbol = range_symbol
         self._is_own = is_own
         self._may_compile_here = may_compile_here
-        self._target = ""
+        self._target = Target("")
         self._resolved: ResolvedPassConfig = options.pass_config.resolve(
             PassContext(target="cpu"), options.level
         )
@@ -86,7 +86,7 @@ class GraphBuild:
         plan = plan_ranges(encoded, options, self._resolved, self._range_symbol, is_own=self._is_own)
         for warning in self._resolved.warnings_for(plan.ranges):
             warn_once(f"pass_config: {warning}")
-        wants = [self._want(encoded, compile_range) for compile_range in plan.ranges if self._target]
+        wants = [self._want(encoded, compile_range) for compile_range in plan.ranges if self._target.name]
         if options.dump_dir is not None:
             dump_graph(options.dump_dir, encoded.digest, self._gm)
             dump_requests(options.dump_dir, wants)
@@ -122,7 +122,7 @@ class GraphBuild:
         device = device_of(self._example_inputs)
         self._target = choose_target(options.target, device, session.targets if session else ())
         context = PassContext(
-            target=self._target or device,
+            target=self._target.name or device.type,
             tp=options.tp,
             dense=options.dense,
             max_num_batched_tokens=options.max_num_batched_tokens,
@@ -137,7 +137,8 @@ class GraphBuild:
             graph_digest=encoded.digest,
             pass_config=self._resolved.encode(),
             range=compile_range,
-            target=self._target,
+            target=self._target.name,
+            target_facts=self._target.facts,
             inductor_options=self._options.inductor,
             attention_backend=self._options.attention_backend,
             ambient=capture_ambient(),
@@ -198,7 +199,7 @@ class GraphBuild:
     def _report(self, compile_range: Range, **fields: Any) -> GraphReport:
         bounds = None if compile_range.symbol is None else (compile_range.lower, compile_range.upper)
         nodes = sum(node.op in ("call_function", "call_method") for node in self._gm.graph.nodes)
-        report = GraphReport(key="", compile_range=bounds, target=self._target, nodes=nodes, **fields)
+        report = GraphReport(key="", compile_range=bounds, target=self._target.name, nodes=nodes, **fields)
         self._reports.append(report)
         return add(report)
 
@@ -213,7 +214,12 @@ class GraphBuild:
         passes = self._resolved.active_passes(compile_range)
         if passes not in self._local_builds:
             self._local_builds[passes] = fallback.compile_while_tracing(
-                self._gm, self._example_inputs, self._resolved, compile_range, self._target, self._options
+                self._gm,
+                self._example_inputs,
+                self._resolved,
+                compile_range,
+                self._target.name,
+                self._options,
             )
         build = self._local_builds[passes]
         slot = slot_for(compile_range)
@@ -224,7 +230,7 @@ class GraphBuild:
         """Return a local build for calls that come after the trace."""
         self._refuse_if_remote(reason, cause)
         build = fallback.compile_when_called(
-            self._gm, self._resolved, compile_range, self._target, self._options
+            self._gm, self._resolved, compile_range, self._target.name, self._options
         )
         slot = slot_for(compile_range)
         self._account_local(slot, build, compile_range, reason, 0.0)

@@ -50,6 +50,7 @@ class Toolchain(google.protobuf.message.Message):
     TORCH_FINGERPRINT_FIELD_NUMBER: builtins.int
     TRITON_FINGERPRINT_FIELD_NUMBER: builtins.int
     CUDA_FIELD_NUMBER: builtins.int
+    TORCH_SOURCES_FIELD_NUMBER: builtins.int
     python: builtins.str
     """"3.11"; the patch level never matters."""
     torch: builtins.str
@@ -62,6 +63,8 @@ class Toolchain(google.protobuf.message.Message):
     """32 bytes, or empty."""
     cuda: builtins.str
     """"13.0"; empty for a CPU build."""
+    torch_sources: builtins.bytes
+    """BLAKE3 over torch's Python files alone, 32 bytes: wheels of one release agree in it whatever their Python and CUDA."""
     def __init__(
         self,
         *,
@@ -71,8 +74,9 @@ class Toolchain(google.protobuf.message.Message):
         torch_fingerprint: builtins.bytes = ...,
         triton_fingerprint: builtins.bytes = ...,
         cuda: builtins.str = ...,
+        torch_sources: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cuda", b"cuda", "python", b"python", "torch", b"torch", "torch_fingerprint", b"torch_fingerprint", "triton", b"triton", "triton_fingerprint", b"triton_fingerprint"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cuda", b"cuda", "python", b"python", "torch", b"torch", "torch_fingerprint", b"torch_fingerprint", "torch_sources", b"torch_sources", "triton", b"triton", "triton_fingerprint", b"triton_fingerprint"]) -> None: ...
 
 global___Toolchain = Toolchain
 

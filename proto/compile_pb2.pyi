@@ -169,6 +169,26 @@ MARK_REWIRED: Mark.ValueType  # 3
 """The same node, which reads others now."""
 global___Mark = Mark
 
+class _Way:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _WayEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Way.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    WAY_UNSPECIFIED: _Way.ValueType  # 0
+    WAY_PROCESSOR: _Way.ValueType  # 1
+    WAY_ON_DEVICE: _Way.ValueType  # 2
+    WAY_WITHOUT_DEVICE: _Way.ValueType  # 3
+
+class Way(_Way, metaclass=_WayEnumTypeWrapper):
+    """How a target is built: for a kind of processor, on the GPU that it names, or for a GPU that is not there."""
+
+WAY_UNSPECIFIED: Way.ValueType  # 0
+WAY_PROCESSOR: Way.ValueType  # 1
+WAY_ON_DEVICE: Way.ValueType  # 2
+WAY_WITHOUT_DEVICE: Way.ValueType  # 3
+global___Way = Way
+
 @typing.final
 class LookupItem(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -221,10 +241,13 @@ class LookupRequest(google.protobuf.message.Message):
     ITEMS_FIELD_NUMBER: builtins.int
     INLINE_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     CLIENT_EPOCH_FIELD_NUMBER: builtins.int
+    ALLOW_CPU_WHEEL_BUILDS_FIELD_NUMBER: builtins.int
     namespace: builtins.str
     inline_limit_bytes: builtins.int
     client_epoch: builtins.str
     """The epoch the client knows; for the daemon's log only."""
+    allow_cpu_wheel_builds: builtins.bool
+    """A toolchain with another wheel of the same torch release will do."""
     @property
     def toolchain(self) -> fuse_cache.proto.artifact_pb2.Toolchain:
         """Selects the builder's toolchain; never enters the key itself."""
@@ -239,9 +262,10 @@ class LookupRequest(google.protobuf.message.Message):
         items: collections.abc.Iterable[global___LookupItem] | None = ...,
         inline_limit_bytes: builtins.int = ...,
         client_epoch: builtins.str = ...,
+        allow_cpu_wheel_builds: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["toolchain", b"toolchain"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["client_epoch", b"client_epoch", "inline_limit_bytes", b"inline_limit_bytes", "items", b"items", "namespace", b"namespace", "toolchain", b"toolchain"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_cpu_wheel_builds", b"allow_cpu_wheel_builds", "client_epoch", b"client_epoch", "inline_limit_bytes", b"inline_limit_bytes", "items", b"items", "namespace", b"namespace", "toolchain", b"toolchain"]) -> None: ...
 
 global___LookupRequest = LookupRequest
 
@@ -314,6 +338,7 @@ class CompileStart(google.protobuf.message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     INLINE_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
+    ALLOW_CPU_WHEEL_BUILDS_FIELD_NUMBER: builtins.int
     namespace: builtins.str
     request_digest: builtins.bytes
     request: builtins.bytes
@@ -323,6 +348,8 @@ class CompileStart(google.protobuf.message.Message):
     priority: global___Priority.ValueType
     inline_limit_bytes: builtins.int
     model: builtins.str
+    allow_cpu_wheel_builds: builtins.bool
+    """As in LookupRequest."""
     @property
     def toolchain(self) -> fuse_cache.proto.artifact_pb2.Toolchain: ...
     def __init__(
@@ -337,9 +364,10 @@ class CompileStart(google.protobuf.message.Message):
         priority: global___Priority.ValueType = ...,
         inline_limit_bytes: builtins.int = ...,
         model: builtins.str = ...,
+        allow_cpu_wheel_builds: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["toolchain", b"toolchain"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["graph_bytes", b"graph_bytes", "graph_digest", b"graph_digest", "inline_limit_bytes", b"inline_limit_bytes", "model", b"model", "namespace", b"namespace", "priority", b"priority", "request", b"request", "request_digest", b"request_digest", "toolchain", b"toolchain"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_cpu_wheel_builds", b"allow_cpu_wheel_builds", "graph_bytes", b"graph_bytes", "graph_digest", b"graph_digest", "inline_limit_bytes", b"inline_limit_bytes", "model", b"model", "namespace", b"namespace", "priority", b"priority", "request", b"request", "request_digest", b"request_digest", "toolchain", b"toolchain"]) -> None: ...
 
 global___CompileStart = CompileStart
 
@@ -927,6 +955,24 @@ class Limits(google.protobuf.message.Message):
 global___Limits = Limits
 
 @typing.final
+class TargetOffer(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    WAY_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    way: global___Way.ValueType
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        way: global___Way.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "way", b"way"]) -> None: ...
+
+global___TargetOffer = TargetOffer
+
+@typing.final
 class ToolchainOffer(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -934,12 +980,15 @@ class ToolchainOffer(google.protobuf.message.Message):
     TOOLCHAIN_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     READY_FIELD_NUMBER: builtins.int
+    TARGETS_FIELD_NUMBER: builtins.int
     name: builtins.str
     epoch: builtins.str
     ready: builtins.bool
-    """False while its fork server loads."""
+    """False while its fork server loads, or sleeps until it is asked for."""
     @property
     def toolchain(self) -> fuse_cache.proto.artifact_pb2.Toolchain: ...
+    @property
+    def targets(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TargetOffer]: ...
     def __init__(
         self,
         *,
@@ -947,9 +996,10 @@ class ToolchainOffer(google.protobuf.message.Message):
         toolchain: fuse_cache.proto.artifact_pb2.Toolchain | None = ...,
         epoch: builtins.str = ...,
         ready: builtins.bool = ...,
+        targets: collections.abc.Iterable[global___TargetOffer] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["toolchain", b"toolchain"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "name", b"name", "ready", b"ready", "toolchain", b"toolchain"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["epoch", b"epoch", "name", b"name", "ready", b"ready", "targets", b"targets", "toolchain", b"toolchain"]) -> None: ...
 
 global___ToolchainOffer = ToolchainOffer
 

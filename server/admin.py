@@ -65,7 +65,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
         metrics, status = self._metrics, self._status
         store = await self._store.stats()
         status.store_reason = store.reason
-        epoch = status.freshness.epoch
+        epoch = status.builders.first.epoch
         ended = value(metrics.compile_ends)
         return admin_pb2.StatsResponse(
             compiles=int(value(metrics.compiles)),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fuse_cache.proto import artifact_pb2, compile_pb2
+from fuse_cache.proto import compile_pb2
 from fuse_cache.proto.errors import RequestError as MalformedRequestError
+from fuse_cache.proto.gpu_target import UnknownGpuError, is_gpu_target
 from fuse_cache.proto.limits import REQUEST_BYTES
 from fuse_cache.proto.pass_config import PassConfigError, ResolvedPassConfig
 from fuse_cache.proto.request import RequestFields, decode_request
+from fuse_cache.proto.target_facts import gpu_of
 from fuse_cache.proto.toolchain import Toolchain
+from fuse_cache.server.builders import Builder, Builders, host_of
 from fuse_cache.server.epoch import Epoch
 from fuse_cache.server.errors import InvalidRequestError, NotOnOfferError
 from fuse_cache.server.key import KeyFields
@@ -18,7 +21,6 @@ from fuse_cache.server.key import KeyFields
 DIGEST_BYTES = 32
 MODEL_CHARS = 256
 TARGET_CHARS = 64  # "cpu-avx512", "sm_90"; memos and the log of misses keep what was asked for.
-TOOLCHAIN_BYTES = 512  # Four versions and two fingerprints: 110.
 _NAMESPACE = re.compile(r"[A-Za-z0-9._/-]{0,128}", re.ASCII)
 
 
@@ -30,6 +32,7 @@ class Admitted:
     request: RequestFields
     request_bytes: bytes
     epoch: Epoch
+    builder: Builder
     model: str
 
 
@@ -58,42 +61,12 @@ def check_target(target: str) -> None:
 class Gate:
     """Lets requests in that name a target, a toolchain and passes of this daemon."""
 
-    def __init__(self, targets: tuple[str, ...]) -> None:
+    def __init__(self, targets: tuple[str, ...], builders: Builders) -> None:
         self.targets = targets
-        self._reasons: dict[tuple[bytes, str, str], str | None] = {}
+        self._builders = builders
 
-    def host(self, message: artifact_pb2.Toolchain) -> bytes:
-        """Return what `mismatch` takes for the toolchain of a host; empty when it does not say.
-
-        Raises:
-            InvalidRequestError: longer than a toolchain can be.
-        """
-        if not message.torch:
-            return b""
-        host_bytes = message.SerializeToString(deterministic=True)
-        if len(host_bytes) > TOOLCHAIN_BYTES:
-            raise InvalidRequestError(
-                "REQUEST_MALFORMED", f"toolchain: {len(host_bytes)} bytes, the limit is {TOOLCHAIN_BYTES}"
-            )
-        return host_bytes
-
-    def mismatch(self, host_bytes: bytes, epoch: Epoch, target: str) -> str | None:
-        """Return why a host with this toolchain cannot use what we build for `target`, or None.
-
-        A host that does not say what it has is taken at its request: its own check of the manifest decides.
-        """
-        if not host_bytes:
-            return None
-        memo_key = (host_bytes, epoch.name, target)
-        if memo_key not in self._reasons:
-            if len(self._reasons) >= 1024:  # Kinds of hosts, not hosts: a few in practice.
-                self._reasons.clear()
-            host = Toolchain.from_message(artifact_pb2.Toolchain.FromString(host_bytes))
-            self._reasons[memo_key] = host.compatible_with(epoch.toolchain, target=target)
-        return self._reasons[memo_key]
-
-    def admit(self, start: compile_pb2.CompileStart, epoch: Epoch) -> Admitted:
-        """Check the start of a Compile.
+    def admit(self, start: compile_pb2.CompileStart) -> Admitted:
+        """Check the start of a Compile, against what builders have on their disks as they last looked.
 
         Raises:
             InvalidRequestError: a field is malformed, or does not fit another.
@@ -114,16 +87,19 @@ class Gate:
                 f"nobody here builds for {request.target}; on offer: {offer}",
                 metadata={"targets": ",".join(self.targets)},
             )
-        reason = self.mismatch(self.host(start.toolchain), epoch, request.target)
-        if reason is not None:
+        _check_facts(request)
+        host = host_of(start.toolchain, any_wheel=start.allow_cpu_wheel_builds)
+        builder = self._builders.choose(host, request.target)
+        if builder is None:
             raise NotOnOfferError(
                 "TOOLCHAIN_MISMATCH",
-                f"{reason}; on offer: {epoch.toolchain}",
+                self._builders.refusal(host, request.target),
                 metadata={
                     "host": str(Toolchain.from_message(start.toolchain)),
-                    "offer": str(epoch.toolchain),
+                    "offer": self._builders.offer(),
                 },
             )
+        epoch = builder.epoch
         try:
             key = epoch.key_fields(
                 request_digest=start.request_digest,
@@ -133,7 +109,24 @@ class Gate:
             )
         except KeyError as error:
             raise InvalidRequestError("REQUEST_MALFORMED", f"pass_config: no pass {error} here") from error
-        return Admitted(key=key, request=request, request_bytes=start.request, epoch=epoch, model=start.model)
+        return Admitted(
+            key=key,
+            request=request,
+            request_bytes=start.request,
+            epoch=epoch,
+            builder=builder,
+            model=start.model,
+        )
+
+
+def _check_facts(request: RequestFields) -> None:
+    try:
+        if is_gpu_target(request.target):
+            gpu_of(request.target, request.target_facts)
+        elif request.target_facts:
+            raise UnknownGpuError(f"{request.target} has no facts")
+    except UnknownGpuError as error:
+        raise InvalidRequestError("REQUEST_MALFORMED", f"target_facts: {error}") from error
 
 
 def _decode(start: compile_pb2.CompileStart) -> tuple[RequestFields, ResolvedPassConfig]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,9 +15,10 @@ from pathlib import Path
 
 from fuse_cache.server.cache.filesystem import StoreFolderError, refuse_unusable
 from fuse_cache.server.config import ConfigError, ServerConfig, load_config
-from fuse_cache.server.epoch import EpochError, Sources, package_root, take_epoch, take_stamps
+from fuse_cache.server.epoch import EpochError, package_root
+from fuse_cache.server.interpreter import InterpreterError
 from fuse_cache.server.logs import set_up_logging
-from fuse_cache.server.worker.link import SupervisorLink
+from fuse_cache.server.toolchains import LinkedToolchain, stamped_interpreters, start_toolchains
 from fuse_cache.server.worker.processes import become_subreaper
 from fuse_cache.server.workfolder import WorkFolder
 
@@ -48,16 +48,14 @@ def run(
         return 2  # Wrong usage, as any other option that cannot be right.
     try:
         work = WorkFolder(config.work_dir)
-        # Before the fork server loads anything, so that an edit in between is seen as a change.
-        stamps = take_stamps(root, op_modules=config.op_modules)
+        # Before fork servers load anything, so that an edit in between is seen as a change.
+        stamped = stamped_interpreters(config, root)
         become_subreaper()
         # Before gRPC is even imported: a process that has served gRPC must not fork.
-        link = SupervisorLink(entry, os.environ, owns_all_children=True)
-        link.start()
-        memo = config.work_dir / "fingerprints.json"
-        epoch = take_epoch(stamps, root, op_modules=config.op_modules, memo=memo)
-        return asyncio.run(_serve(config, work, link, Sources(epoch, stamps, root, memo), seed_entry))
-    except StoreFolderError as error:  # Of another format, or without renames: seen when it is opened.
+        toolchains = start_toolchains(config, stamped, entry)
+        return asyncio.run(_serve(config, work, toolchains, seed_entry))
+    except (StoreFolderError, InterpreterError) as error:
+        # Of another format, or without renames: seen when it is opened.
         log.error("cannot start", extra={"why": str(error)})
         return 2
     except (StartError, EpochError, OSError) as error:
@@ -68,13 +66,12 @@ def run(
 async def _serve(
     config: ServerConfig,
     work: WorkFolder,
-    link: SupervisorLink,
-    sources: Sources,
+    toolchains: list[LinkedToolchain],
     seed_entry: str,
 ) -> int:
     from fuse_cache.server.daemon import Daemon  # Imports gRPC, after the supervisor has been started.
 
-    daemon = Daemon(config, work=work, link=link, sources=sources, seed_entry=seed_entry)
+    daemon = Daemon(config, work=work, toolchains=toolchains, seed_entry=seed_entry)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, daemon.stop_soon)

@@ -12,21 +12,20 @@ from fuse_cache.proto.gpu_target import is_gpu_target
 from fuse_cache.proto.limits import INLINE_BYTES
 from fuse_cache.proto.request import RequestFields
 from fuse_cache.proto.signing import SigningKey
+from fuse_cache.server.builders import Builder
 from fuse_cache.server.cache.facts import describe
 from fuse_cache.server.cache.store import Store
 from fuse_cache.server.cache.tier import TierError
 from fuse_cache.server.checker import GraphChecker, ValidatorGaveUpError
 from fuse_cache.server.epoch import Epoch
 from fuse_cache.server.errors import RequestError
-from fuse_cache.server.freshness import Freshness
 from fuse_cache.server.jobs import Event, Failure, Job, Jobs, Result, State
 from fuse_cache.server.kept_graphs import KeptGraphs
 from fuse_cache.server.key import KeyFields
 from fuse_cache.server.metrics import Metrics
 from fuse_cache.server.publish import Sealed, seal
-from fuse_cache.server.seeds import Seeds
 from fuse_cache.server.spool import Upload
-from fuse_cache.server.worker.pool import WorkerError, WorkerPool
+from fuse_cache.server.worker.pool import WorkerError
 from fuse_cache.server.worker.protocol import Built, write_job_files
 from fuse_cache.server.workfolder import WorkFolder
 
@@ -41,6 +40,7 @@ class Order:
     request: RequestFields
     request_bytes: bytes
     epoch: Epoch
+    builder: Builder
     model: str
 
 
@@ -61,26 +61,20 @@ class Compiler:
         self,
         *,
         jobs: Jobs,
-        pool: WorkerPool,
         checker: GraphChecker,
         store: Store,
         work: WorkFolder,
         kept: KeptGraphs,
-        seeds: Seeds,
-        freshness: Freshness,
         signing_key: SigningKey,
         metrics: Metrics,
         workers: int,
         op_modules: tuple[str, ...],
     ) -> None:
         self._jobs = jobs
-        self._pool = pool
         self._checker = checker
         self._store = store
         self._work = work
         self._kept = kept
-        self._seeds = seeds
-        self._freshness = freshness
         self._signing_key = signing_key
         self._metrics = metrics
         self._workers = workers
@@ -191,7 +185,7 @@ class Compiler:
         # An edit of the last second is noticed at the end; this look is to spare a build for nothing.
         await self._must_be_current(order, within_s=1.0)
         self._jobs.progress(job, "start", "precompiled headers")
-        seed_dir = await self._seeds.ready(order.epoch, order.request.target)
+        seed_dir = await order.builder.seeds.ready(order.epoch, order.request.target)
         self._jobs.progress(job, "start", "worker")
         await asyncio.to_thread(
             write_job_files,
@@ -204,7 +198,7 @@ class Compiler:
         self._metrics.compiles.inc()
         began_s = time.monotonic()
         try:
-            built = await self._pool.run(
+            built = await order.builder.pool.run(
                 job.job_id, folder, lambda stage, detail: self._jobs.progress(job, stage, detail)
             )
         finally:
@@ -239,13 +233,13 @@ class Compiler:
             await asyncio.to_thread(
                 write_job_files, folder, job_id=folder.name, request=order.request_bytes, entry=PROOF
             )
-            await self._pool.run(folder.name, folder, lambda stage, detail: None)
+            await order.builder.pool.run(folder.name, folder, lambda stage, detail: None)
         finally:
             await self._work.remove(folder)
 
     async def _must_be_current(self, order: Order, *, within_s: float = 0.0) -> None:
         """Make sure that the sources on disk are those that the key names: workers import from there."""
-        epoch = await self._freshness.look(within_s=within_s)
+        epoch = await order.builder.freshness.look(within_s=within_s)
         if epoch.name != order.epoch.name:
             raise SourcesChanged(
                 "passes, kernels or the toolchain changed on this daemon's disk meanwhile; ask again",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import re
 import tempfile
 import tomllib
 from collections.abc import Mapping
@@ -15,9 +16,12 @@ import msgspec
 from msgspec import Meta
 
 from fuse_cache.proto.cpu_target import CPU_TARGETS, is_cpu_target, refusal
-from fuse_cache.proto.gpu_target import ARCHITECTURES, is_gpu_target
+from fuse_cache.proto.gpu_target import ARCHITECTURES, GPUS, is_gpu_target
+from fuse_cache.proto.target_facts import requested
 
 PREFIX = "FUSE_CACHE_"
+OWN = "own"  # the toolchain of the daemon's own Python
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 ENVIRONMENT = "the environment"
 # Names under our prefix that others read: the client's options, and what both sides find their trust folder
 # by.
@@ -35,6 +39,12 @@ class ConfigError(ValueError):
 
     The message names the option, where it came from, and what is allowed.
     """
+
+
+class ToolchainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[toolchain.NAME]` of the TOML file: another Python whose torch workers use."""
+
+    python: Path  # of an environment with fuse-cache and its own torch and triton
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,6 +79,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     signing_key: Path | None = None  # default: the key of the per-uid trust folder
     trusted_keys: tuple[Path, ...] = ()  # public keys of other builders, beside our own
     op_modules: tuple[str, ...] = ()  # modules that register custom operators; workers import them
+    # Beside the daemon's own, which stands first. A host is served by one whose artifacts it can use.
+    toolchain: dict[str, ToolchainConfig] = msgspec.field(default_factory=dict)
     reflection: bool = True
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -83,6 +95,8 @@ def _read(name: str, value: object, *, is_text: bool) -> Any:
         ValueError: it does not fit; the message says what does.
     """
     kind = _TYPES[name]
+    if name == "toolchain" and not isinstance(value, dict):
+        raise ValueError('it is a table of the TOML file: [toolchain.NAME], python = "..."')
     if isinstance(value, str) and get_origin(kind) is tuple:
         value = [part.strip() for part in value.split(",") if part.strip()]
     try:
@@ -94,12 +108,23 @@ def _read(name: str, value: object, *, is_text: bool) -> Any:
         raise ValueError("give at least one HOST:PORT or unix:PATH")
     if name == "redis" and found:
         raise ValueError("this version has no Redis tier; leave the option out")
-    if name == "target" and (
-        wrong := [item for item in found if not is_cpu_target(item) and not is_gpu_target(item)]
-    ):
-        known = ", ".join((*(target.name for target in CPU_TARGETS), *ARCHITECTURES))
-        raise ValueError(f"{wrong[0]} is not built by this version; it builds {known}")
-    return found
+    if name == "toolchain":
+        for item in found:
+            if not _NAME.fullmatch(item) or item == OWN:
+                raise ValueError(f"{item!r} cannot name one: use letters, digits, _ . and -, and not {OWN!r}")
+    return _read_targets(found) if name == "target" else found
+
+
+def _read_targets(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the targets as requests name them: a GPU's name means its architecture."""
+    found = []
+    for name in names:
+        target, _ = requested(name)
+        if not is_cpu_target(target) and not is_gpu_target(target):
+            known = ", ".join((*(item.name for item in CPU_TARGETS), *ARCHITECTURES, *GPUS))
+            raise ValueError(f"{name} is not built by this version; it builds {known}")
+        found.append(target)
+    return tuple(dict.fromkeys(found))
 
 
 def _read_path(kind: type, value: object) -> Path:

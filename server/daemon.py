@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import grpc.aio
@@ -19,12 +21,12 @@ from fuse_cache.proto.limits import CONTENT_BYTES
 from fuse_cache.proto.signing import SignatureError, verify
 from fuse_cache.server.admin import AdminService
 from fuse_cache.server.admission import Gate
+from fuse_cache.server.builders import Builder, Builders
 from fuse_cache.server.cache.compose import DEFAULT_DISK_BYTES, DEFAULT_MEMORY_BYTES, open_store
 from fuse_cache.server.cache.tier import TierError
 from fuse_cache.server.checker import GraphChecker
 from fuse_cache.server.compiler import Compiler
 from fuse_cache.server.config import ServerConfig
-from fuse_cache.server.epoch import Sources
 from fuse_cache.server.errors import UnavailableError
 from fuse_cache.server.explain import Explainer
 from fuse_cache.server.fetch import ContentStreams, Grants
@@ -44,8 +46,9 @@ from fuse_cache.server.reports import Reports
 from fuse_cache.server.seeds import Seeds
 from fuse_cache.server.service import CompileService, raw_handler
 from fuse_cache.server.status import Status
+from fuse_cache.server.toolchains import LinkedToolchain
 from fuse_cache.server.undecodable import NamedRefusals
-from fuse_cache.server.worker.link import Loading, SupervisorLink
+from fuse_cache.server.worker.link import Loading
 from fuse_cache.server.worker.pool import WorkerPool
 from fuse_cache.server.workfolder import WorkFolder
 
@@ -76,13 +79,11 @@ class Daemon:
         config: ServerConfig,
         *,
         work: WorkFolder,
-        link: SupervisorLink,
-        sources: Sources,
+        toolchains: Sequence[LinkedToolchain],
         seed_entry: str,
     ) -> None:
         self._config = config
         self._work = work
-        self._link = link
         self._stop = asyncio.Event()
         self._grace_s = config.drain_grace_s
         self._tasks: list[asyncio.Task[None]] = []
@@ -91,8 +92,9 @@ class Daemon:
         self._recalls = Recalls(config.store)
         trusted = dataclasses.replace(trusted, revoked=self._recalls.read())
         self.metrics = metrics = Metrics()
-        self.freshness = freshness = Freshness(sources, on_change=self._link.reload)
-        self.status = status = Status(targets=config.target, freshness=freshness, link=link, trusted=trusted)
+        builders = Builders([self._builder(item, seed_entry) for item in toolchains])
+        self._builders = builders
+        self.status = status = Status(targets=config.target, builders=builders, trusted=trusted)
         self.store = store = open_store(
             config.store,
             memory_bytes=config.memory_bytes or DEFAULT_MEMORY_BYTES,
@@ -100,39 +102,28 @@ class Daemon:
             check_manifest=self._check_manifest,
         )
         self.jobs = jobs = Jobs(max_queue=config.max_queue, now_s=time.monotonic)
-        pool = WorkerPool(
-            link,
-            seconds=config.job_timeout_s,
-            max_bytes=config.job_memory_bytes,
-            max_content_bytes=CONTENT_BYTES,
-        )
-        self._checker = GraphChecker(link)
+        self._checker = GraphChecker(builders.first.link)
         kept = KeptGraphs(work.path / "graphs")
-        self._seeds = Seeds(config.work_dir / "seeds", work, pool, seed_entry)
         self._compiler = Compiler(
             jobs=jobs,
-            pool=pool,
             checker=self._checker,
             store=store,
             work=work,
             kept=kept,
-            seeds=self._seeds,
-            freshness=freshness,
             signing_key=signing_key,
             metrics=metrics,
             workers=config.workers,
             op_modules=config.op_modules,
         )
         grants = Grants(store)
-        gate = Gate(config.target)
+        gate = Gate(config.target, builders)
         misses = MissLog()
         reports = Reports(store, status, metrics)
         self._compile_service = CompileService(
             lookups=Lookups(
                 store=store,
                 jobs=jobs,
-                gate=gate,
-                freshness=freshness,
+                builders=builders,
                 grants=grants,
                 misses=misses,
                 metrics=metrics,
@@ -146,11 +137,16 @@ class Daemon:
             explainer=Explainer(
                 store,
                 misses,
-                PassRuns(checker=self._checker, pool=pool, work=work, op_modules=config.op_modules),
+                PassRuns(
+                    checker=self._checker,
+                    pool=builders.first.pool,
+                    work=work,
+                    op_modules=config.op_modules,
+                ),
                 kept,
             ),
             gate=gate,
-            freshness=freshness,
+            builders=builders,
             status=status,
             metrics=metrics,
         )
@@ -192,16 +188,19 @@ class Daemon:
             extra={
                 "listen": bound,
                 "http_port": http_port,
-                "epoch": self.status.freshness.epoch.name,
+                "epoch": self._builders.first.epoch.name,
+                "toolchains": {builder.name: str(builder.toolchain) for builder in self._builders},
                 "targets": config.target,
                 "store": str(config.store),
             },
         )
-        self._link.on_change = self._loading_changed
-        self._link.attach()
+        for builder in self._builders:
+            builder.link.on_change = functools.partial(self._loading_changed, builder)
+            # The others when a host first needs them: each takes 400 MB, and is ready in 4 s.
+            builder.link.attach(load=builder is self._builders.first)
         self.store.start()
         self._tasks += [
-            asyncio.create_task(self.freshness.watch()),
+            *(asyncio.create_task(builder.freshness.watch()) for builder in self._builders),
             asyncio.create_task(self._watch_store()),
             asyncio.create_task(self._prepare()),
         ]
@@ -220,11 +219,12 @@ class Daemon:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._seeds.close()
+        for builder in self._builders:
+            await builder.seeds.close()
         await self._server.stop(0)
         await self._pages.stop()
         self._checker.close()
-        await self._link.close()
+        await asyncio.gather(*(builder.link.close() for builder in self._builders))
         await self.store.close()
         self._work.close()
         log.info("stopped")
@@ -247,10 +247,12 @@ class Daemon:
             await self._checker.start()
         except UnavailableError as error:
             log.error("no validator", extra={"why": error.message})  # Tried again with the first graph.
+        first = self._builders.first
         if self._config.target:
-            await self._seeds.ready(self.freshness.epoch, self._config.target[0])
+            await first.seeds.ready(first.epoch, self._config.target[0])
         await asyncio.to_thread(self._work.sweep)
-        await asyncio.to_thread(self._seeds.sweep, self.freshness.epoch, self._config.target)
+        epochs = [builder.epoch for builder in self._builders]
+        await asyncio.to_thread(first.seeds.sweep, epochs, self._config.target)
 
     async def _watch_store(self) -> None:
         while True:
@@ -268,8 +270,25 @@ class Daemon:
             for key in keys:
                 await self.store.remove(key)
 
-    def _loading_changed(self, loading: Loading) -> None:
-        log.info("workers", extra={"state": loading.value, "why": self._link.message})
+    def _builder(self, item: LinkedToolchain, seed_entry: str) -> Builder:
+        config = self._config
+        pool = WorkerPool(
+            item.link,
+            seconds=config.job_timeout_s,
+            max_bytes=config.job_memory_bytes,
+            max_content_bytes=CONTENT_BYTES,
+        )
+        return Builder(
+            name=item.name,
+            freshness=Freshness(item.sources, on_change=item.link.reload),
+            link=item.link,
+            pool=pool,
+            seeds=Seeds(config.work_dir / "seeds", self._work, pool, seed_entry),
+        )
+
+    def _loading_changed(self, builder: Builder, loading: Loading) -> None:
+        extra = {"toolchain": builder.name, "state": loading.value, "why": builder.link.message}
+        log.info("workers", extra=extra)
 
     def _check_manifest(self, key: bytes, signed_manifest: bytes) -> str | None:
         """Say why a manifest from disk must not be served, or None."""

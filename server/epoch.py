@@ -22,8 +22,9 @@ from blake3 import blake3
 
 from fuse_cache.proto.digest import FieldDigest
 from fuse_cache.proto.folders import listing
-from fuse_cache.proto.toolchain import Toolchain, local_toolchain
+from fuse_cache.proto.toolchain import Toolchain
 from fuse_cache.server.cxx import CxxProgram, cxx_identity, find_cxx
+from fuse_cache.server.interpreter import Interpreter
 from fuse_cache.server.key import SCHEMA, KeyFields
 from fuse_cache.server.op_sources import op_files, op_tags
 
@@ -32,8 +33,8 @@ FINGERPRINT_S = 60.0
 _CONTEXT = "fuse-cache 2026 epoch v1"
 # These carry packets between processes and start them, or build nothing; they cannot change what is built.
 _PLUMBING = frozenset({
-    "__init__.py", "checked.py", "explain.py", "forkserver.py", "link.py", "pool.py", "processes.py",
-    "proof.py", "protocol.py", "supervisor.py", "validator.py",
+    "__init__.py", "checked.py", "environment.py", "explain.py", "forkserver.py", "link.py", "pool.py",
+    "processes.py", "proof.py", "protocol.py", "supervisor.py", "validator.py",
 })  # fmt: skip
 # Of proto/, what a worker never reaches. All else may change what it reads or packs.
 _WIRE_ONLY = frozenset({
@@ -106,15 +107,15 @@ class Stamps:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """An epoch, the stamps it belongs to, where both were taken, and where fingerprints are remembered."""
+    """An epoch, the stamps it belongs to, whose both are, and where fingerprints are remembered."""
 
     epoch: Epoch
     stamps: Stamps
-    root: Path
+    interpreter: Interpreter
     memo: Path
 
 
-def take_stamps(root: Path, *, op_modules: tuple[str, ...] = ()) -> Stamps:
+def take_stamps(interpreter: Interpreter, *, op_modules: tuple[str, ...] = ()) -> Stamps:
     """Look at every source file (200 calls of stat, 1 ms), the wheels and the C++ compiler. Blocking.
 
     Raises:
@@ -122,6 +123,7 @@ def take_stamps(root: Path, *, op_modules: tuple[str, ...] = ()) -> Stamps:
     """
     build: list[str] = []
     own: list[str] = []
+    root = interpreter.root
     for top in _FOLDERS:
         # Once for all files below, not once for each of them: links are followed by name at every look.
         for place, inside, names in _walk(os.path.realpath(root / top), top):
@@ -129,20 +131,23 @@ def take_stamps(root: Path, *, op_modules: tuple[str, ...] = ()) -> Stamps:
             for name in names:
                 (build if is_build and name not in _PLUMBING else own).append(f"{place}/{name}")
     for module in op_modules:
-        build += map(str, op_files(module))
+        build += map(str, op_files(module, interpreter.foreign_path))
     try:
-        return Stamps(_stamp(build), _stamp(own), local_toolchain(), find_cxx())
+        return Stamps(_stamp(build), _stamp(own), interpreter.toolchain(), find_cxx())
     except RuntimeError as error:
         raise EpochError(str(error)) from error
 
 
-def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo: Path | None = None) -> Epoch:
+def take_epoch(
+    stamps: Stamps, interpreter: Interpreter, *, op_modules: tuple[str, ...], memo: Path | None = None
+) -> Epoch:
     """Take the fingerprints that belong to `stamps`. Blocking; a third of a second, or 5 ms when `memo` has
     them.
 
     Raises:
         EpochError: the fingerprint command failed.
     """
+    root = interpreter.root
     taken = _remembered(memo, stamps)
     if taken is None:
         taken = *_run_fingerprint_command(root), cxx_identity(stamps.cxx)
@@ -155,7 +160,7 @@ def take_epoch(stamps: Stamps, root: Path, *, op_modules: tuple[str, ...], memo:
             (path for path in (root / "proto").glob("*.py") if path.name not in _WIRE_ONLY),
         )
     )
-    tags = op_tags(op_modules)
+    tags = op_tags(op_modules, interpreter.foreign_path)
     toolchain = stamps.toolchain
     hasher = FieldDigest(_CONTEXT)
     hasher.add("schema", SCHEMA).add("passes", tuple(sorted(passes.items())))

@@ -207,6 +207,7 @@ class _Turn:
                         request=admitted.request,
                         request_bytes=admitted.request_bytes,
                         epoch=admitted.epoch,
+                        builder=admitted.builder,
                         model=admitted.model,
                     )
                     follower._compiler.take(job, upload, order)

@@ -24,7 +24,7 @@ class Freshness:
         self.problem = ""  # Why this daemon should be restarted or reinstalled; shown as DEGRADED.
         self._stamps = sources.stamps
         self._started_with = sources.stamps.own
-        self._root = sources.root
+        self._interpreter = sources.interpreter
         self._memo = sources.memo
         self._on_change = on_change
         self._lock = asyncio.Lock()  # One look at a time.
@@ -46,10 +46,10 @@ class Freshness:
 
     async def _look(self) -> None:
         try:
-            stamps = await asyncio.to_thread(take_stamps, self._root, op_modules=self.epoch.op_modules)
+            stamps = await asyncio.to_thread(take_stamps, self._interpreter, op_modules=self.epoch.op_modules)
             if stamps != self._stamps:
                 epoch = await asyncio.to_thread(
-                    take_epoch, stamps, self._root, op_modules=self.epoch.op_modules, memo=self._memo
+                    take_epoch, stamps, self._interpreter, op_modules=self.epoch.op_modules, memo=self._memo
                 )
                 self._stamps = stamps
                 log.warning("sources changed", extra={"epoch": epoch.name, "was": self.epoch.name})

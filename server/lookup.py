@@ -8,14 +8,14 @@ from fuse_cache.proto.artifact_pb2 import Manifest, SignedManifest
 from fuse_cache.proto.compile_pb2 import LookupItem, LookupRequest
 from fuse_cache.proto.limits import INLINE_BYTES
 from fuse_cache.server import reply
-from fuse_cache.server.admission import Gate, check_digest, check_namespace, check_target
+from fuse_cache.server.admission import check_digest, check_namespace, check_target
+from fuse_cache.server.builders import Builders, host_of
 from fuse_cache.server.cache.answers import Found
 from fuse_cache.server.cache.facts import decode_facts
 from fuse_cache.server.cache.store import Store
 from fuse_cache.server.epoch import Epoch
 from fuse_cache.server.errors import InvalidRequestError
 from fuse_cache.server.fetch import Grants
-from fuse_cache.server.freshness import Freshness
 from fuse_cache.server.jobs import Jobs
 from fuse_cache.server.key import KeyFields, difference
 from fuse_cache.server.metrics import Metrics
@@ -27,7 +27,7 @@ REPLY_BYTES = 3 << 20  # Of one reply: clients refuse messages above 4 MiB unles
 KEY_MEMO = 65536  # Keys of 32 bytes by their question: 20 MiB at most, and 30 us saved each.
 MAX_COVERING = 4  # Candidates that are read for one item.
 
-_Question = tuple[bytes, str, str, tuple[str, ...]]
+_Question = tuple[str, bytes, str, str, tuple[str, ...]]
 
 
 class Lookups:
@@ -38,8 +38,7 @@ class Lookups:
         *,
         store: Store,
         jobs: Jobs,
-        gate: Gate,
-        freshness: Freshness,
+        builders: Builders,
         grants: Grants,
         misses: MissLog,
         metrics: Metrics,
@@ -48,13 +47,11 @@ class Lookups:
         """`revocations` returns the version of the list of recalled builders."""
         self._store = store
         self._jobs = jobs
-        self._gate = gate
-        self._freshness = freshness
+        self._builders = builders
         self._grants = grants
         self._misses = misses
         self._revocations = revocations
         self._counters = metrics.hot
-        self._memo_epoch = ""
         self._memo: dict[_Question, tuple[bytes, KeyFields] | None] = {}
 
     async def answer(self, request: LookupRequest) -> bytes:
@@ -69,24 +66,25 @@ class Lookups:
             raise InvalidRequestError(
                 "REQUEST_MALFORMED", f"items: {len(request.items)}, the limit is {MAX_ITEMS}"
             )
-        epoch = self._freshness.epoch
-        host = self._gate.host(request.toolchain)
+        host = host_of(request.toolchain, any_wheel=request.allow_cpu_wheel_builds)
         results: list[reply.Parts] = []
-        offered = not request.items
+        # Of the builder that serves this host: of the first of its items that one can serve.
+        epoch = "" if request.items else self._builders.first.epoch.name
         room = REPLY_BYTES
         inline_limit = min(request.inline_limit_bytes, INLINE_BYTES)
         for item in request.items:
             check_digest("request_digest", item.request_digest)
             check_target(item.target)
-            if self._gate.mismatch(host, epoch, item.target) is not None:
+            builder = self._builders.choose(host, item.target)
+            if builder is None:
                 self._counters.mismatches += 1
                 results.append(reply.MISS)
                 continue
-            offered = True
-            parts = await self._answer_one(namespace, item, epoch, inline_limit, room)
+            epoch = epoch or builder.epoch.name
+            parts = await self._answer_one(namespace, item, builder.epoch, inline_limit, room)
             room -= sum(map(len, parts))
             results.append(parts)
-        return reply.response(results, epoch.name if offered else "", self._revocations())
+        return reply.response(results, epoch, self._revocations())
 
     async def _answer_one(
         self, namespace: str, item: LookupItem, epoch: Epoch, inline_limit: int, room: int
@@ -120,10 +118,9 @@ class Lookups:
         return reply.hit(found.data, content, found.tier)
 
     def _key(self, namespace: str, item: LookupItem, epoch: Epoch) -> tuple[bytes, KeyFields] | None:
-        if epoch.name != self._memo_epoch or len(self._memo) >= KEY_MEMO:
+        if len(self._memo) >= KEY_MEMO:
             self._memo.clear()
-            self._memo_epoch = epoch.name
-        question = (item.request_digest, namespace, item.target, tuple(item.passes))
+        question = (epoch.name, item.request_digest, namespace, item.target, tuple(item.passes))
         if question not in self._memo:
             if len(item.passes) > MAX_PASSES:
                 raise InvalidRequestError(

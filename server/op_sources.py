@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from blake3 import blake3
@@ -12,14 +12,19 @@ from blake3 import blake3
 _CONTEXT = "fuse-cache 2026 operator module v1"
 
 
-def op_files(module: str) -> list[Path]:
+def op_files(module: str, search_path: Sequence[str] | None = None) -> list[Path]:
     """Return the source files of a module, of a package all; none if it is not found. Imports nothing.
+
+    `search_path` is that of another interpreter; this one's own is more than a list of folders.
 
     What it imports from elsewhere is not covered: name those modules too.
     """
     top, *rest = module.split(".")
     try:
-        spec = importlib.util.find_spec(top)
+        if search_path is None:
+            spec = importlib.util.find_spec(top)
+        else:
+            spec = importlib.machinery.PathFinder.find_spec(top, list(search_path))
         for depth in range(len(rest)):
             # Not find_spec: it would import the parent, and that may be torch.
             if spec is None or spec.submodule_search_locations is None:
@@ -39,14 +44,14 @@ def op_files(module: str) -> list[Path]:
     return sorted(found)
 
 
-def op_tags(modules: Iterable[str]) -> tuple[str, ...]:
+def op_tags(modules: Iterable[str], search_path: Sequence[str] | None = None) -> tuple[str, ...]:
     """Return each module's name with the digest of its sources, as it stands in keys. Blocking."""
-    return tuple(f"{module}@{_digest(module)}" for module in modules)
+    return tuple(f"{module}@{_digest(module, search_path)}" for module in modules)
 
 
-def _digest(module: str) -> str:
+def _digest(module: str, search_path: Sequence[str] | None) -> str:
     hasher = blake3(derive_key_context=_CONTEXT)
-    for path in op_files(module):
+    for path in op_files(module, search_path):
         data = path.read_bytes()
         hasher.update(f"{path.name}\0{len(data)}\0".encode() + data)
     return hasher.hexdigest()[:32]

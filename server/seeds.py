@@ -78,12 +78,12 @@ class Seeds:
             os.close(descriptor)
         self._locks.clear()
 
-    def sweep(self, epoch: Epoch, targets: Collection[str]) -> None:
-        """Remove seeds that no living daemon holds, but those of `epoch` and `targets`. Blocking.
+    def sweep(self, epochs: Collection[Epoch], targets: Collection[str]) -> None:
+        """Remove seeds that no living daemon holds, but those of `epochs` and `targets`. Blocking.
 
         Each has 150 MB, and every upgrade of torch or of the compiler makes new ones.
         """
-        ours = {self._folder(epoch, target) for target in targets}
+        ours = {self._folder(epoch, target) for epoch in epochs for target in targets}
         for folder in self._base.glob("*"):
             if folder in ours or folder in self._locks:
                 continue

@@ -12,11 +12,11 @@ import grpc.aio
 from fuse_cache.proto import compile_pb2, compile_pb2_grpc
 from fuse_cache.proto.compile_pb2 import Priority as WirePriority
 from fuse_cache.server.admission import Gate, check_digest, check_namespace
+from fuse_cache.server.builders import Builders
 from fuse_cache.server.errors import InvalidRequestError, UnavailableError
 from fuse_cache.server.explain import Explainer
 from fuse_cache.server.fetch import ContentStreams
 from fuse_cache.server.follow import Follower
-from fuse_cache.server.freshness import Freshness
 from fuse_cache.server.jobs import Priority
 from fuse_cache.server.lookup import Lookups
 from fuse_cache.server.metrics import Metrics
@@ -38,7 +38,7 @@ class CompileService(compile_pb2_grpc.CompileServicer):
         reports: Reports,
         explainer: Explainer,
         gate: Gate,
-        freshness: Freshness,
+        builders: Builders,
         status: Status,
         metrics: Metrics,
     ) -> None:
@@ -48,7 +48,7 @@ class CompileService(compile_pb2_grpc.CompileServicer):
         self._reports = reports
         self._explainer = explainer
         self._gate = gate
-        self._freshness = freshness
+        self._builders = builders
         self._status = status
         self._metrics = metrics
 
@@ -76,7 +76,8 @@ class CompileService(compile_pb2_grpc.CompileServicer):
         if first is None or first.WhichOneof("message") != "start":
             raise InvalidRequestError("REQUEST_MALFORMED", "the first message must be start")
         start = first.start
-        admitted = self._gate.admit(start, await self._freshness.look())
+        await self._builders.look()
+        admitted = self._gate.admit(start)
         self._explainer.note_miss(admitted)
         await self._follower.compile(
             admitted,

@@ -7,28 +7,31 @@ import importlib.metadata
 import time
 from collections.abc import Collection
 
-from fuse_cache.proto.compile_pb2 import CapabilitiesResponse, Limits, ToolchainOffer
+from fuse_cache.proto.compile_pb2 import CapabilitiesResponse, Limits, TargetOffer, ToolchainOffer, Way
+from fuse_cache.proto.cpu_target import is_cpu_target
 from fuse_cache.proto.graph_format import SCHEMA as GRAPH_SCHEMA
 from fuse_cache.proto.limits import CHUNK_BYTES, CONTENT_BYTES, GRAPH_LIMITS, INLINE_BYTES
 from fuse_cache.proto.signing import MANIFEST_SCHEMA, TrustSet
-from fuse_cache.server.freshness import Freshness
+from fuse_cache.server.builders import Builders
 from fuse_cache.server.lookup import MAX_ITEMS
-from fuse_cache.server.worker.link import Loading, SupervisorLink
+from fuse_cache.server.worker.link import Loading
+
+
+def way_of(target: str) -> Way.ValueType:
+    """Say how workers build for `target`: kernels for a GPU are compiled without one (target_build.py)."""
+    return Way.WAY_PROCESSOR if is_cpu_target(target) else Way.WAY_WITHOUT_DEVICE
 
 
 class Status:
     """One place that knows whether we are SERVING, DEGRADED or DRAINING."""
 
-    def __init__(
-        self, *, targets: tuple[str, ...], freshness: Freshness, link: SupervisorLink, trusted: TrustSet
-    ) -> None:
+    def __init__(self, *, targets: tuple[str, ...], builders: Builders, trusted: TrustSet) -> None:
         """Take what is trusted, with the builders that are recalled already."""
         self.targets = targets
-        self.freshness = freshness
+        self.builders = builders
         self.trusted = trusted
         self.draining = False
         self.store_reason = ""  # What does not work in the store, as it said last.
-        self._link = link
         self._started_s = time.monotonic()
 
     @property
@@ -43,14 +46,16 @@ class Status:
 
     @property
     def can_compile(self) -> bool:
-        """Whether a fork server is loaded."""
-        return self._link.loading is Loading.READY and not self.draining
+        """Whether the first toolchain's fork server is loaded."""
+        return self.builders.first.link.loading is Loading.READY and not self.draining
 
     def problems(self) -> list[str]:
         """Return what does not work; empty while all does."""
-        found = [self.store_reason, self.freshness.problem]
-        if self._link.loading is Loading.FAILED:
-            found.append(f"no compilation worker: {self._link.message}")
+        found = [self.store_reason]
+        for builder in self.builders:
+            found.append(builder.freshness.problem)
+            if builder.link.loading is Loading.FAILED:
+                found.append(f"no compilation worker ({builder.name}): {builder.link.message}")
         return [reason for reason in found if reason]
 
     def name(self) -> str:
@@ -68,18 +73,21 @@ class Status:
 
     def capabilities(self) -> CapabilitiesResponse:
         """Return the answer of `Capabilities`."""
-        epoch = self.freshness.epoch
-        offer = ToolchainOffer(
-            name=str(epoch.toolchain),
-            toolchain=epoch.toolchain.to_message(),
-            epoch=epoch.name,
-            ready=self.can_compile,
-        )
+        offers = [
+            ToolchainOffer(
+                name=builder.name,
+                toolchain=builder.toolchain.to_message(),
+                epoch=builder.epoch.name,
+                ready=builder.link.loading is Loading.READY and not self.draining,
+                targets=[TargetOffer(name=name, way=way_of(name)) for name in self.targets],
+            )
+            for builder in self.builders
+        ]
         return CapabilitiesResponse(
             graph_schemas=(GRAPH_SCHEMA,),
             manifest_schemas=(MANIFEST_SCHEMA,),
             targets=self.targets,
-            toolchains=(offer,),
+            toolchains=offers,
             limits=Limits(
                 graph_bytes=GRAPH_LIMITS.size_bytes,
                 graph_nodes=GRAPH_LIMITS.nodes,

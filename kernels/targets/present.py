@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from fuse_cache.kernels.targets.launchable import LAUNCHABLE, known_config
+from fuse_cache.proto.gpu_target import Gpu
 
 _CONFIG: Final[Mapping[str, object]] = {
     "triton.autotune_at_compile_time": True,
@@ -17,12 +18,14 @@ _CONFIG: Final[Mapping[str, object]] = {
 }
 
 
-def is_present(target: str) -> bool:
-    """Tell whether the current device of this process is of the architecture `target`, such as "sm_90"."""
+def is_present(gpu: Gpu) -> bool:
+    """Tell whether the current device of this process is `gpu`, as far as that changes code."""
     if torch.version.cuda is None or not torch.cuda.is_available():
         return False
-    major, minor = torch.cuda.get_device_capability()
-    return target == f"sm_{major}{minor}"
+    found = torch.cuda.get_device_properties()
+    here = found.major, found.minor, found.multi_processor_count, found.max_threads_per_multi_processor
+    wanted = gpu.architecture
+    return here == (wanted.major, wanted.minor, gpu.multiprocessors, wanted.threads)
 
 
 @contextlib.contextmanager

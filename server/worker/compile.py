@@ -37,7 +37,7 @@ def build(job: Job, emit: Emit) -> Built:
     """
     started_s = time.perf_counter()
     request, graph = read(job)
-    with building(job, request.target) as own, prepared(request, graph, emit) as ready:
+    with building(job, request.target, request.target_facts) as own, prepared(request, graph, emit) as ready:
         emit("inductor", request.target)
         rebuilt, patches = ready.rebuilt, {**ready.patches, **own}
         entry = compile_graph(rebuilt.gm, rebuilt.example_inputs, rebuilt.fake_mode, patches)

@@ -10,20 +10,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from fuse_cache.server.worker import processes
+from fuse_cache.server.worker.environment import workers_environment
 
 log = logging.getLogger(__name__)
 
-# What the processes below us may see of our environment. Nothing that changes generated code may come in
-# unseen by the key (TORCHINDUCTOR_*, TORCH_*, TRITON_*), and no secret has business there.
-ENVIRONMENT_NAMES = frozenset({
-    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH",
-    "PYTHONSAFEPATH",
-    "CUDA_HOME", "CUDA_PATH", "CXX", "CC", "VIRTUAL_ENV", "SSL_CERT_FILE",
-})  # fmt: skip
 RESTART_DELAY_S = 0.2
 PING_S = 5.0
 # A supervisor answers in a millisecond, so one that is silent for 15 s hangs. Not one long wait: it would be
@@ -34,6 +28,7 @@ MAX_UNANSWERED = 3
 class Loading(enum.Enum):
     """Where the fork server is."""
 
+    ASLEEP = "asleep"  # not asked for yet: `wait_ready` has it loaded
     LOADING = "loading"
     READY = "ready"
     FAILED = "failed"
@@ -54,15 +49,23 @@ class SupervisorLink:
     """
 
     def __init__(
-        self, entry: str, environment: Mapping[str, str], *, owns_all_children: bool = False
+        self,
+        entry: str,
+        environment: Mapping[str, str],
+        *,
+        executable: str = sys.executable,
+        siblings: Collection[SupervisorLink] | None = None,
     ) -> None:
-        """Take the build's `module:function`.
+        """Take the build's `module:function`, and the Python that runs it.
 
-        `owns_all_children`: this process has no others, so orphans are ours.
+        `siblings`: the links to all supervisors of this process, which has no other children: orphans are
+        theirs.
         """
         self._entry = entry
-        self._environment = {n: v for n, v in environment.items() if n in ENVIRONMENT_NAMES}
-        self._owns_all_children = owns_all_children
+        self._executable = executable
+        self._environment = workers_environment(environment)
+        self._siblings = siblings
+        self._wanted = False  # A fork server was asked for.
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._ended: dict[str, asyncio.Future[Ended]] = {}
@@ -89,7 +92,7 @@ class SupervisorLink:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         module = "fuse_cache.server.worker.supervisor"
-        argv = [sys.executable, "-P", "-m", module, "--entry", self._entry, "--parent", str(os.getpid())]
+        argv = [self._executable, "-P", "-m", module, "--entry", self._entry, "--parent", str(os.getpid())]
         # No preexec_fn and close_fds: CPython then uses vfork, which runs none of gRPC's fork handlers.
         self._process = subprocess.Popen(
             argv, stdin=theirs.fileno(), stdout=2, env=self._environment, start_new_session=True
@@ -98,18 +101,24 @@ class SupervisorLink:
         ours.setblocking(False)
         self._socket = ours
 
-    def attach(self) -> None:
-        """Begin to listen, in the running event loop, and have a fork server loaded.
+    def attach(self, *, load: bool = True) -> None:
+        """Begin to listen, in the running event loop, and have a fork server loaded, now or when it is first
+        waited for.
 
         Not before: loading torch takes both cores of a small machine, and lookups are to be answered first.
         """
         assert self._socket is not None
         asyncio.get_running_loop().add_reader(self._socket, self._readable)
-        self._tell({"op": "reload"})
+        if load:
+            self._load()
+        else:
+            self.loading = Loading.ASLEEP
         self._watch = asyncio.create_task(self._watch_supervisor())
 
     async def wait_ready(self, timeout_s: float) -> Loading:
         """Wait until the fork server is loaded or has failed to, or the time is over; tell which."""
+        if self.loading is Loading.ASLEEP:
+            self._load()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.loading is Loading.LOADING:
@@ -140,9 +149,9 @@ class SupervisorLink:
         self._tell({"op": "kill", "id": task_id})
 
     def reload(self) -> None:
-        """Load a new fork server; the old one ends with its last job."""
-        self._set_loading(Loading.LOADING)
-        self._tell({"op": "reload"})
+        """Load a new fork server, unless it sleeps yet; the old one ends with its last job."""
+        if self._wanted:
+            self._load()
 
     async def ended(self, task_id: str) -> Ended:
         """Wait for the end of a job or tool that was started."""
@@ -183,6 +192,11 @@ class SupervisorLink:
             processes.send_packet(self._socket, order, descriptors)
         except (OSError, AssertionError):
             future.set_result(Ended(-1, "not_ready"))
+
+    def _load(self) -> None:
+        self._wanted = True
+        self._set_loading(Loading.LOADING)
+        self._tell({"op": "reload"})
 
     def _tell(self, order: dict[str, object]) -> None:
         """Send what a supervisor that has died, or is being replaced, need not hear."""
@@ -236,7 +250,8 @@ class SupervisorLink:
         for pid in self._pids.values():
             processes.kill_tree(pid, table)
         self._pids.clear()
-        self._set_loading(Loading.LOADING)
+        if self._wanted:
+            self._set_loading(Loading.LOADING)
         for future in self._ended.values():
             if not future.done():
                 future.set_result(Ended(-9, "supervisor"))
@@ -259,17 +274,22 @@ class SupervisorLink:
         assert self._process is not None
         while self._process.poll() is None:
             await asyncio.sleep(0.02)
-        if self._owns_all_children:
-            await _bury_orphans()
+        if self._siblings is not None:
+            await _bury_orphans({link.supervisor_pid for link in self._siblings if link is not self})
         self.start()
-        self.attach()
+        self.attach(load=self._wanted)
 
 
-async def _bury_orphans() -> None:
-    """Kill and reap every child of this process: what the dead supervisor left to the subreaper above."""
+async def _bury_orphans(living: Collection[int]) -> None:
+    """Kill and reap every child of this process but the `living` supervisors: what the dead one left to the
+    subreaper above."""
     while True:
         table = processes.process_table()
-        orphans = [process.pid for process in table.values() if process.parent_pid == os.getpid()]
+        orphans = [
+            process.pid
+            for process in table.values()
+            if process.parent_pid == os.getpid() and process.pid not in living
+        ]
         if not orphans:
             return
         for pid in orphans:

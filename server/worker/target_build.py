@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from fuse_cache.kernels.targets.cpu_wheel import is_cpu_wheel, register_guard
 from fuse_cache.kernels.targets.present import compiling_here, is_present
 from fuse_cache.kernels.targets.shim import compiling_for
-from fuse_cache.proto.gpu_target import ARCHITECTURES, find_gpu, is_gpu_target
+from fuse_cache.proto.gpu_target import ARCHITECTURES, is_gpu_target
+from fuse_cache.proto.target_facts import gpu_of
 from fuse_cache.server.worker.errors import TargetUnavailable
 from fuse_cache.server.worker.isa import ISA_BUILDS, building_for
 from fuse_cache.server.worker.protocol import Job
@@ -23,7 +24,9 @@ _TRITON: Final = {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_STORE_BINARY_ONLY": "
 
 
 @contextlib.contextmanager
-def building(job: Job, target: str) -> Iterator[Mapping[str, object]]:
+def building(
+    job: Job, target: str, facts: Iterable[tuple[str, object]] = ()
+) -> Iterator[Mapping[str, object]]:
     """Build for `target` in the job's own folder while the context lasts, with these patches of Inductor's
     configuration.
 
@@ -40,13 +43,14 @@ def building(job: Job, target: str) -> Iterator[Mapping[str, object]]:
             yield {}
     elif is_gpu_target(target):
         os.environ.update(_TRITON)
-        if is_present(target):
+        gpu = gpu_of(target, facts)
+        if is_present(gpu):
             with compiling_here() as config:
                 yield config
             return
         if is_cpu_wheel():
             register_guard(job.dir if job.seed_dir is None else job.seed_dir)
-        with compiling_for(find_gpu(target)):
+        with compiling_for(gpu):
             # Several would be forks of this process, which has threads. Triton is the smallest part anyway.
             yield {"compile_threads": 1}
     else:

@@ -75,24 +75,28 @@ async def _serve_aio(answer: bytes) -> None:
 
 def _daemon_handler(folder: Path) -> grpc.GenericRpcHandler:
     """Put the daemon's lookup behind a thread server: a memory hit never waits, so a thread can run it."""
-    from fuse_cache.server.admission import Gate
+    from fuse_cache.server.builders import Builder, Builders
     from fuse_cache.server.cache.compose import open_store
     from fuse_cache.server.epoch import Sources, take_epoch, take_stamps
     from fuse_cache.server.fetch import Grants
     from fuse_cache.server.freshness import Freshness
+    from fuse_cache.server.interpreter import own_interpreter
     from fuse_cache.server.jobs import Jobs
     from fuse_cache.server.lookup import Lookups
     from fuse_cache.server.metrics import Metrics
     from fuse_cache.server.misses import MissLog
 
     root = folder / "sources"
-    stamps = take_stamps(root)
-    epoch = take_epoch(stamps, root, op_modules=(), memo=folder / "work" / "fingerprints.json")
+    whose = own_interpreter(root)
+    stamps = take_stamps(whose)
+    epoch = take_epoch(stamps, whose, op_modules=(), memo=folder / "work" / "fingerprints.json")
     store, metrics = open_store(folder / "store"), Metrics()
-    freshness = Freshness(Sources(epoch, stamps, root, folder / "memo"), on_change=lambda: None)
+    freshness = Freshness(Sources(epoch, stamps, whose, folder / "memo"), on_change=lambda: None)
+    nothing: Any = None
+    builders = Builders([Builder(name="own", freshness=freshness, link=nothing, pool=nothing, seeds=nothing)])
     jobs = Jobs(max_queue=1, now_s=time.monotonic)
     lookups = Lookups(
-        store=store, jobs=jobs, gate=Gate(("cpu-avx2",)), freshness=freshness, grants=Grants(store),
+        store=store, jobs=jobs, builders=builders, grants=Grants(store),
         misses=MissLog(), metrics=metrics, revocations=lambda: 0,
     )  # fmt: skip
     warm = LookupRequest.FromString((folder / "request").read_bytes())

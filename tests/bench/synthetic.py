@@ -17,6 +17,7 @@ from fuse_cache.proto.pass_config import PassConfig, PassContext
 from fuse_cache.proto.request import Range, RequestFields
 from fuse_cache.proto.trust import open_trust_folder
 from fuse_cache.server.epoch import package_root, take_epoch, take_stamps
+from fuse_cache.server.interpreter import own_interpreter
 from fuse_cache.server.publish import Sealed, seal
 from fuse_cache.server.worker.protocol import Built
 
@@ -37,7 +38,8 @@ def want_of(rows: int) -> Want:
 
 def sealed_of(want: Want, content: bytes) -> Sealed:
     """Seal `content` as the answer to `want`, with the key of the trust folder."""
-    epoch = take_epoch(take_stamps(package_root()), package_root(), op_modules=())
+    whose = own_interpreter(package_root())
+    epoch = take_epoch(take_stamps(whose), whose, op_modules=())
     key = epoch.key_fields(
         request_digest=want.request_digest, namespace="default", target=TARGET, passes=want.passes
     )

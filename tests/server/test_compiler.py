@@ -36,9 +36,8 @@ async def _outcome(folder: Path, error: Exception) -> tuple[Failure, Jobs]:
     nothing: Any = None
     jobs, work = Jobs(max_queue=4, now_s=time.monotonic), WorkFolder(folder)
     compiler = Compiler(
-        jobs=jobs, pool=nothing, checker=cast(GraphChecker, _Checker(error)), store=nothing, work=work,
-        kept=nothing,
-        seeds=nothing, freshness=nothing, signing_key=nothing, metrics=Metrics(), workers=1, op_modules=(),
+        jobs=jobs, checker=cast(GraphChecker, _Checker(error)), store=nothing, work=work,
+        kept=nothing, signing_key=nothing, metrics=Metrics(), workers=1, op_modules=(),
     )  # fmt: skip
     graph = tiny_graph()
     upload = Upload(work, digest=graph_digest(graph), size_bytes=len(graph))
@@ -74,9 +73,8 @@ async def test_a_graph_that_comes_whole_during_a_drain_ends_its_job_once(
     nothing: Any = None
     jobs, work, checker = Jobs(max_queue=4, now_s=time.monotonic), WorkFolder(tmp_path), _StuckChecker()
     compiler = Compiler(
-        jobs=jobs, pool=nothing, checker=cast(GraphChecker, checker), store=nothing, work=work,
-        kept=nothing,
-        seeds=nothing, freshness=nothing, signing_key=nothing, metrics=Metrics(), workers=1, op_modules=(),
+        jobs=jobs, checker=cast(GraphChecker, checker), store=nothing, work=work,
+        kept=nothing, signing_key=nothing, metrics=Metrics(), workers=1, op_modules=(),
     )  # fmt: skip
     first = jobs.join(KEY, "first", Priority.HOST)
     compiler.take(first, await _whole(work), cast(Order, None))

@@ -9,6 +9,7 @@ import pytest
 
 from fuse_cache.server.cxx import NONE, cxx_identity, find_cxx
 from fuse_cache.server.epoch import package_root, take_epoch, take_stamps
+from fuse_cache.server.interpreter import own_interpreter as own
 
 
 def compiler(path: Path, version: str) -> Path:
@@ -54,7 +55,7 @@ def test_an_upgraded_compiler_makes_another_epoch_and_key_which_name_it(
     monkeypatch.setitem(os.environ, "CXX", str(compiler(tmp_path / "g++", "12.2.0")))
 
     def taken() -> tuple[str, bytes, dict[str, str]]:
-        epoch = take_epoch(take_stamps(root), root, op_modules=(), memo=memo)
+        epoch = take_epoch(take_stamps(own(root)), own(root), op_modules=(), memo=memo)
         key = epoch.key_fields(request_digest=bytes(32), namespace="", target="cpu-avx2", passes=())
         return epoch.name, key.digest(), dict(key.describe())
 

@@ -13,6 +13,7 @@ from fuse_cache.proto.admin_pb2 import StatsRequest
 from fuse_cache.proto.artifact_pb2 import Manifest
 from fuse_cache.proto.pass_config import PassConfig, PassContext, Range
 from fuse_cache.server.epoch import _PLUMBING, _WIRE_ONLY, EpochError, package_root, take_epoch, take_stamps
+from fuse_cache.server.interpreter import own_interpreter as own
 from tests.server.harness import CALL_S, Call, FakeDaemon, compile_piece, copy_sources, lookup, piece, until
 
 
@@ -75,9 +76,9 @@ def test_a_change_of_the_daemons_own_code_asks_for_a_restart(tmp_path: Path) -> 
 def test_an_edited_pass_changes_its_own_fingerprint_only(tmp_path: Path) -> None:
     copy_sources(tmp_path / "s")
     root = tmp_path / "s"
-    before = take_epoch(take_stamps(root), root, op_modules=())
+    before = take_epoch(take_stamps(own(root)), own(root), op_modules=())
     edit(root / "passes" / "norm_quant.py")
-    after = take_epoch(take_stamps(root), root, op_modules=())
+    after = take_epoch(take_stamps(own(root)), own(root), op_modules=())
     changed = {name for name in before.passes if before.passes[name] != after.passes[name]}
     assert changed == {"norm_quant"}
     assert after.name != before.name
@@ -93,7 +94,7 @@ def test_an_edited_rounding_rule_makes_another_epoch_and_another_key_with_every_
     assert off == ()
 
     def taken() -> tuple[str, bytes]:
-        epoch = take_epoch(take_stamps(root), root, op_modules=())
+        epoch = take_epoch(take_stamps(own(root)), own(root), op_modules=())
         fields = epoch.key_fields(request_digest=b"r", namespace="n", target="cpu-avx2", passes=off)
         return epoch.name, fields.digest()
 
@@ -116,11 +117,11 @@ def test_a_kernel_library_that_is_absent_makes_another_key(
     monkeypatch.syspath_prepend(tmp_path)
 
     def key(*, triton: bool = True) -> bytes:
-        stamps = take_stamps(root, op_modules=modules)
+        stamps = take_stamps(own(root), op_modules=modules)
         if not triton:
             toolchain = dataclasses.replace(stamps.toolchain, triton="", triton_fingerprint=b"")
             stamps = dataclasses.replace(stamps, toolchain=toolchain)
-        epoch = take_epoch(stamps, root, op_modules=modules)
+        epoch = take_epoch(stamps, own(root), op_modules=modules)
         fields = epoch.key_fields(
             request_digest=b"r", namespace="n", target="cpu-avx2", passes=("norm_quant",)
         )
@@ -142,12 +143,12 @@ def test_fingerprints_are_remembered_until_a_file_changes(
 ) -> None:
     root, memo = tmp_path / "s", tmp_path / "memo.json"
     copy_sources(root)
-    first = take_epoch(take_stamps(root), root, op_modules=(), memo=memo)
+    first = take_epoch(take_stamps(own(root)), own(root), op_modules=(), memo=memo)
     monkeypatch.setattr("fuse_cache.server.epoch.FINGERPRINT_COMMAND", ("/bin/false",))
-    assert take_epoch(take_stamps(root), root, op_modules=(), memo=memo) == first
+    assert take_epoch(take_stamps(own(root)), own(root), op_modules=(), memo=memo) == first
     os.utime(root / "passes" / "order.py")
     with pytest.raises(EpochError):
-        take_epoch(take_stamps(root), root, op_modules=(), memo=memo)
+        take_epoch(take_stamps(own(root)), own(root), op_modules=(), memo=memo)
 
 
 def test_an_edited_graph_reader_makes_another_key_and_loads_workers_anew(tmp_path: Path) -> None:
@@ -186,8 +187,8 @@ def test_an_edited_operator_module_makes_another_epoch_without_being_imported(
     root, modules = package_root(), ("its_ops.deep.norms",)
 
     def taken() -> tuple[bytes, str, bytes]:
-        stamps = take_stamps(root, op_modules=modules)
-        epoch = take_epoch(stamps, root, op_modules=modules)
+        stamps = take_stamps(own(root), op_modules=modules)
+        epoch = take_epoch(stamps, own(root), op_modules=modules)
         key = epoch.key_fields(request_digest=bytes(32), namespace="", target="cpu-avx2", passes=())
         return stamps.build, epoch.name, key.digest()
 
@@ -199,6 +200,6 @@ def test_an_edited_operator_module_makes_another_epoch_without_being_imported(
 
 def test_operator_modules_are_part_of_the_epoch() -> None:
     root = package_root()
-    stamps = take_stamps(root)
-    names = {take_epoch(stamps, root, op_modules=modules).name for modules in ((), ("my.ops",))}
+    stamps = take_stamps(own(root))
+    names = {take_epoch(stamps, own(root), op_modules=modules).name for modules in ((), ("my.ops",))}
     assert len(names) == 2

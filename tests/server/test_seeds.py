@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from fuse_cache.server.epoch import package_root, take_epoch, take_stamps
+from fuse_cache.server.interpreter import own_interpreter
 from fuse_cache.server.seeds import RETRY_S, Seeds
 from fuse_cache.server.worker.pool import WorkerDied, WorkerPool
 from fuse_cache.server.worker.protocol import Built
@@ -27,7 +28,8 @@ class _Pool:
 
 
 async def test_seeds_that_no_living_daemon_uses_are_removed(tmp_path: Path) -> None:
-    now = take_epoch(take_stamps(package_root()), package_root(), op_modules=())
+    whose = own_interpreter(package_root())
+    now = take_epoch(take_stamps(whose), whose, op_modules=())
     before = dataclasses.replace(now, header_sources=b"older")
     base = tmp_path / "seeds"
 
@@ -43,10 +45,10 @@ async def test_seeds_that_no_living_daemon_uses_are_removed(tmp_path: Path) -> N
     own = await ours.ready(now, "cpu-avx2")
     assert None not in (in_use, left, next_start, own)
     await dead.close()
-    ours.sweep(now, ("cpu-avx2", "cpu-avx512"))
+    ours.sweep([now], ("cpu-avx2", "cpu-avx512"))
     assert set(base.iterdir()) == {in_use, next_start, own}, "what is used, and what this daemon may use"
     await living.close()
-    ours.sweep(now, ("cpu-avx2", "cpu-avx512"))
+    ours.sweep([now], ("cpu-avx2", "cpu-avx512"))
     assert set(base.iterdir()) == {next_start, own}
     assert await living.ready(before, "cpu-avx2") is not None
     await ours.close()
@@ -56,7 +58,8 @@ async def test_a_seed_that_failed_is_made_later(tmp_path: Path) -> None:
     clock = [100.0]
     pool, work = _Pool(), WorkFolder(tmp_path / "work")
     seeds = Seeds(tmp_path / "seeds", work, cast(WorkerPool, pool), "entry", now_s=lambda: clock[0])
-    epoch = take_epoch(take_stamps(package_root()), package_root(), op_modules=())
+    whose = own_interpreter(package_root())
+    epoch = take_epoch(take_stamps(whose), whose, op_modules=())
     assert await seeds.ready(epoch, "cpu-avx2") is None
     pool.fails = False
     assert await seeds.ready(epoch, "cpu-avx2") is None

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fuse_cache.client.epochs import Epochs, Known
+from fuse_cache.client.epochs import Epochs, Known, epoch_for
 from fuse_cache.client.errors import (
     ArtifactRejectedError,
     DaemonRefusedError,
@@ -154,10 +154,8 @@ class Client:
 
     def _ask(self, timeout_s: float | None = None) -> Known:
         answer = self.transport.capabilities(timeout_s)
-        mine = self.toolchain.to_message()
-        offers = [offer for offer in answer.toolchains if offer.toolchain == mine] or list(answer.toolchains)
         known = Known(
-            epoch=offers[0].epoch if offers else "",
+            epoch=epoch_for(self.toolchain, answer.toolchains, any_wheel=self.options.allow_cpu_wheel_builds),
             targets=tuple(answer.targets),
             revoked=tuple(answer.revoked_builders),
             revocations_version=answer.revocations_version,
@@ -218,6 +216,7 @@ class Client:
             items=[self._item(want) for want in wants],
             inline_limit_bytes=INLINE_BYTES,
             client_epoch=epoch,
+            allow_cpu_wheel_builds=self.options.allow_cpu_wheel_builds,
         )
 
     def _item(self, want: Want) -> wire.LookupItem:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from blake3 import blake3
 
 from fuse_cache.client.files import read_whole, write_whole
 from fuse_cache.client.options import CompileOptions
+from fuse_cache.proto.compile_pb2 import ToolchainOffer
 from fuse_cache.proto.toolchain import Toolchain
 
 FRESH_S = 300.0  # Older knowledge is asked for again; it still serves while the daemon is away.
@@ -88,6 +89,17 @@ class Epochs:
         ):
             return  # Every lookup hears it; one write a minute is enough.
         write_whole(self._path, json.dumps(asdict(self._known)).encode())
+
+
+def epoch_for(host: Toolchain, offers: Sequence[ToolchainOffer], *, any_wheel: bool) -> str:
+    """Return the epoch that lookups of this host will be answered from, as well as can be told before one is:
+    the daemon chooses by target, and says with every answer what it chose."""
+
+    def fitness(offer: ToolchainOffer) -> tuple[bool, bool]:
+        theirs = Toolchain.from_message(offer.toolchain)
+        return theirs == host, host.compatible_with(theirs, target="gpu", any_wheel=any_wheel) is None
+
+    return max(offers, key=fitness).epoch if offers else ""
 
 
 def _same(one: Known, other: Known) -> bool:

@@ -134,6 +134,7 @@ class Remote:
             toolchain=self._checker.toolchain.to_message(),
             priority=wire.PRIORITY_HOST,
             inline_limit_bytes=INLINE_BYTES,
+            allow_cpu_wheel_builds=options.allow_cpu_wheel_builds,
         )
         progress = _Progress(options.queue_bound_s, self._own)
         ends_s = time.monotonic() + options.compile_timeout_s

@@ -6,7 +6,7 @@ A host's own toolchain only chooses a builder; the key names the builder's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fuse_cache.proto import artifact_pb2
@@ -71,7 +71,7 @@ class Builders:
     """All of them. The first is the daemon's own choice: for hosts that do not say what they have, and for
     what needs any worker."""
 
-    def __init__(self, builders: Sequence[Builder]) -> None:
+    def __init__(self, builders: Iterable[Builder]) -> None:
         self._all = tuple(builders)
         self._epochs: tuple[str, ...] = ()
         self._chosen: dict[tuple[Host, str], Builder | None] = {}

@@ -35,6 +35,10 @@ def test_the_file_may_be_named_by_the_environment(tmp_path: Path) -> None:
         ({}, {"FUSE_CACHE_WORKERS": "many"}, "", "the environment: workers: Expected `int`.*many"),
         ({"workers": 0}, {}, "", "the command line: workers: Expected `int` >= 1"),
         ({"target": "sm_75"}, {}, "", "target: sm_75 is not built by this version; it builds cpu-"),
+        ({}, {"FUSE_CACHE_TOOLCHAIN": "/x"}, "", r"a table of the TOML file: \[toolchain.NAME\], python ="),
+        ({}, {}, "[toolchain.a]\npyton = '/x'", "c.toml: toolchain: .*unknown field `pyton`"),
+        ({}, {}, "[toolchain.'a b']\npython = '/x'", "'a b' cannot name one: use letters"),
+        ({}, {}, "[toolchain.own]\npython = '/x'", "'own' cannot name one: .* not 'own'"),
         ({"listen": "0.0.0.0:1"}, {}, "", "listen: 0.0.0.0:1 would serve plaintext to other machines"),
         ({"http": "example.com:80"}, {}, "", "http: example.com:80 would serve plaintext"),
         ({"listen": "nonsense"}, {}, "", "nonsense is not HOST:PORT or unix:PATH"),
@@ -60,7 +64,7 @@ def test_every_option_can_be_given_as_text_and_keeps_its_type() -> None:
     texts = {}
     for field in fields(ServerConfig):
         value = getattr(defaults, field.name)
-        if value is not None and value != "":
+        if value not in (None, "", {}):  # A table is of the file alone.
             texts[f"FUSE_CACHE_{field.name.upper()}"] = (
                 ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             )
@@ -99,3 +103,15 @@ def test_plaintext_beyond_this_machine_needs_to_be_said_aloud() -> None:
     assert config.listen == ("0.0.0.0:1", "unix:/tmp/x")
     addresses = ("127.0.0.2:1", "[::1]:1", "localhost:1", "unix:/x", "10.0.0.1:1", "h:1")
     assert [is_local(address) for address in addresses] == [True, True, True, True, False, False]
+
+
+def test_a_gpu_may_be_named_by_its_architecture_or_by_itself() -> None:
+    config = load_config({"target": "h200,sm_80,cpu-avx2,h100"}, None, {})
+    assert config.target == ("sm_90", "sm_80", "cpu-avx2")
+
+
+def test_toolchains_are_tables_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text('[toolchain.old]\npython = "/opt/old/bin/python"\n[client]\nmode = "auto"\n')
+    found = load_config({}, file, {}).toolchain
+    assert {name: str(item.python) for name, item in found.items()} == {"old": "/opt/old/bin/python"}

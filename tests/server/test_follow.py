@@ -63,7 +63,9 @@ class Stage:
 
     def admitted(self, wanted: Piece) -> Admitted:
         key = SimpleNamespace(digest=lambda: self.key, namespace=NAMESPACE)
-        found: Any = SimpleNamespace(key=key, request=wanted.request, request_bytes=b"", epoch=None, model="")
+        found: Any = SimpleNamespace(
+            key=key, request=wanted.request, request_bytes=b"", epoch=None, builder=None, model=""
+        )
         return cast(Admitted, found)
 
     async def compile(self, *chunks: tuple[float, bytes], heard: list[CompileEvent]) -> None:

@@ -56,7 +56,7 @@ def test_what_changes_no_code_makes_no_other_request_and_what_does_makes_one(
         {"name": "NVIDIA Other"}, {"total_memory": 1 << 30}, {"L2_cache_size": 1 << 20},
         {"clock_rate": 1}, {"memory_clock_rate": 1}, {"memory_bus_width": 64},
     ):  # fmt: skip
-        other = dataclasses.replace(h100, **change)  # type: ignore[arg-type]
+        other = dataclasses.replace(h100, **change)
         assert digest(on_host_with(monkeypatch, other)) == asked, change
     for change in ({"multi_processor_count": 114}, {"max_threads_per_multi_processor": 1536}, {"minor": 3}):
         other = dataclasses.replace(h100, **change)  # type: ignore[arg-type]

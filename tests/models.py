@@ -104,9 +104,10 @@ def example_inputs(
 ) -> dict[str, Any]:
     """Make the keyword arguments of one forward call. "dynamic" marks batch and sequence of both inputs."""
     generator = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
     inputs: dict[str, Any] = {
-        "input_ids": torch.randint(0, VOCABULARY, (batch, length), generator=generator),
-        "attention_mask": torch.ones(batch, length, dtype=torch.int64),
+        "input_ids": torch.randint(0, VOCABULARY, (batch, length), generator=generator).to(device),
+        "attention_mask": torch.ones(batch, length, dtype=torch.int64, device=device),
         "use_cache": kind == "static_cache",
     }
     if kind == "static_cache":

@@ -19,7 +19,7 @@ from fuse_cache.proto.graph import Graph, TensorMeta
 from fuse_cache.proto.inductor_options import check_options
 from fuse_cache.proto.request import RequestFields, decode_request
 from fuse_cache.server.worker.ambient import ambient_state
-from fuse_cache.server.worker.attention import use_policy
+from fuse_cache.server.worker.attention import Policy
 from fuse_cache.server.worker.errors import NotCacheable
 from fuse_cache.server.worker.fusing import Fusing
 from fuse_cache.server.worker.protocol import BuildFailed, Emit, Job
@@ -66,9 +66,10 @@ def prepared(
     _refuse_unfit(graph, request)
     emit("rebuild", f"{len(graph.nodes)} nodes")
     with ambient_state(request.ambient):
-        rebuilt = rebuild(graph, request.range)
+        policy = None
         if is_gpu_target(request.target):
-            use_policy(rebuilt.gm, ARCHITECTURES[request.target], _allowed(request))
+            policy = Policy(ARCHITECTURES[request.target], _allowed(request))
+        rebuilt = rebuild(graph, request.range, policy)
         fusing = Fusing(request, observers)
         yield Prepared(rebuilt, fusing, _patches(rebuilt.gm, request, fusing))
 

@@ -39,6 +39,7 @@ from fuse_cache.proto.graph import (
     TensorMeta,
 )
 from fuse_cache.proto.request import Range
+from fuse_cache.server.worker.attention import CALLS, Policy
 from fuse_cache.server.worker.metas import hint_of, meta_difference
 from fuse_cache.server.worker.protocol import BuildFailed
 from fuse_cache.server.worker.sizes import Size, Sizes, fresh_sizes
@@ -93,8 +94,9 @@ def size_oblivious() -> Any:
     return config.patch(backed_size_oblivious=True)
 
 
-def rebuild(graph: Graph, request_range: Range) -> Rebuilt:
-    """Make the FX graph that `graph` describes, with the sizes that `request_range` bounds.
+def rebuild(graph: Graph, request_range: Range, policy: Policy | None = None) -> Rebuilt:
+    """Make the FX graph that `graph` describes, with the sizes that `request_range` bounds. `policy` names
+    the attention kernels in it; without one they are left to torch.
 
     Raises:
         OpMissing: an operator is not registered here; import the module that does (`op_modules`).
@@ -111,7 +113,9 @@ def rebuild(graph: Graph, request_range: Range) -> Rebuilt:
         # As Dynamo computes them: without the Python dispatcher, composite operators written in C++ (linear
         # on torch 2.11) ask for sizes as plain numbers, which burns the example's in.
         with fake_mode, enable_python_dispatcher():
-            _Propagator(gm, graph, sizes).run(*example_inputs)
+            _Propagator(gm, graph, sizes, policy).run(*example_inputs)
+            if policy is not None:
+                policy.apply(gm)
     return Rebuilt(gm, example_inputs, fake_mode, sizes.shape_env, sizes.symbols, sizes.bounds, sizes.hints)
 
 
@@ -241,8 +245,9 @@ class _Propagator(torch.fx.Interpreter):
     process did not take over (an autocast, a default) shows there.
     """
 
-    def __init__(self, gm: GraphModule, graph: Graph, sizes: Sizes) -> None:
+    def __init__(self, gm: GraphModule, graph: Graph, sizes: Sizes, policy: Policy | None) -> None:
         super().__init__(gm)
+        self._policy = policy
         self._level = graph.level
         self._hints = sizes.hints
         self._custom = {schema.name for schema in graph.op_schemas}
@@ -250,10 +255,17 @@ class _Propagator(torch.fx.Interpreter):
         self._sent = dict(zip(calls, graph.nodes, strict=True))
         self._returned = frozenset(gm.graph.output_node().all_input_nodes)
 
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._policy is not None and target in CALLS:
+            return self._policy.value(args, kwargs)
+        return super().call_function(target, args, kwargs)
+
     def run_node(self, n: FxNode) -> Any:
         sent = self._sent.get(n)
         try:
             value = super().run_node(n)
+        except BuildFailed:
+            raise
         except Exception as error:
             what = n.op if sent is None else sent.target
             raise BuildFailed(

@@ -227,6 +227,8 @@ def main(arguments: list[str] | None = None) -> int:
     control = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
+    # Torch's own way to look for a GPU without starting CUDA, which a fork could not use any more.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     try:
         build = load_entry(options.entry)
     except BaseException as error:

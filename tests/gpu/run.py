@@ -2,8 +2,8 @@
 
 Builds every content twice, with the GPU hidden and with it; loads both and compares with eager PyTorch;
 starts a real daemon, compiles through it from one process and hits from another; and puts `torch.compile` on
-this host beside it. Prints JSON lines and writes them to FOLDER/results.jsonl. Exit status 1: something
-differed.
+this host beside it. `python tests/gpu/run.py FOLDER daemon alone` takes these steps only. Prints JSON lines
+and writes them to FOLDER/results.jsonl. Exit status 1: something differed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _calls(wrapper: bytes) -> str:
 
 
 def daemon(folder: Path, target: str) -> Iterator[dict[str, Any]]:
-    """Compile through a daemon on this GPU, hit from another process, and let torch.compile do it alone."""
+    """Compile through a daemon on this GPU, and hit from another process."""
     with running_daemon(folder / "daemon", "--target", target, "--workers", "2") as served:
         options = {"endpoint": served.endpoint, "mode": "remote"}
         trust = {"FUSE_CACHE_TRUST_DIR": str(served.folder / "trust")}
@@ -106,6 +106,10 @@ def daemon(folder: Path, target: str) -> Iterator[dict[str, Any]]:
                 yield {"step": "daemon", "host": host, **line}
             yield {"step": "daemon", "host": host, "process_s": round(time.perf_counter() - began, 1)}
         yield {"step": "daemon", "log": served.log()[-1500:] if "compiled" not in served.log() else ""}
+
+
+def alone(folder: Path) -> Iterator[dict[str, Any]]:
+    """Let torch.compile do it on this host alone."""
     for number, job in enumerate(JOBS):  # Each in a fresh process with empty caches.
         jobs = json.dumps([{**job, "backend": "inductor"}])
         for line in run([str(HERE / "host.py")], folder / f"alone-{number}", stdin=jobs):
@@ -142,6 +146,9 @@ def main(place: str, *steps: str) -> int:
                 tell({"step": "digests", "ok": line.get("equal", False), **line})
         if not steps or "daemon" in steps:
             for line in daemon(folder, target):
+                tell(line)
+        if not steps or "alone" in steps:
+            for line in alone(folder):
                 tell(line)
     return int(failed > 0)
 

@@ -95,8 +95,7 @@ class Follower:
         with _Listening(self._jobs, self._metrics, job, can_send=True) as listening:
             # After joining: whoever finished before we joined has published before, so this finds it.
             found = await self._store.get_manifest(key) if job.state is State.WANTED else None
-            if found is not None:
-                await self._send_done(key, namespace, found, inline_limit, send)
+            if found is not None and await self._send_done(key, namespace, found, inline_limit, send):
                 return
             await self._follow(job, listening, inline_limit, send, turn)
 
@@ -113,10 +112,10 @@ class Follower:
             await self._send_failed(key, failure, send)
             return
         found = await self._store.get_manifest(key)
-        if found is None or _namespace_of(found) != namespace:
+        if found is not None and _namespace_of(found) != namespace:
+            found = None
+        if found is None or not await self._send_done(key, namespace, found, inline_limit, send):
             await send(CompileEvent(key=key, unknown=True))
-        else:
-            await self._send_done(key, namespace, found, inline_limit, send)
 
     async def _follow(
         self, job: Job, listening: _Listening, inline_limit: int, send: Send, turn: _Turn | None
@@ -147,12 +146,17 @@ class Follower:
 
     async def _send_done(
         self, key: bytes, namespace: str, found: Found, inline_limit: int, send: Send
-    ) -> None:
+    ) -> bool:
+        """Answer what is stored; False, and nothing sent: its content turned out to be lost or damaged."""
+        content = await inline_content(self._store, found, min(inline_limit, INLINE_BYTES))
+        if content is None:
+            return False
         done = Done(manifest=SignedManifest.FromString(found.data), was_stored=True)
         self._grants.add(namespace, found.meta.content)
         self._metrics.hot.seconds_saved += found.meta.cost_s
-        done.inline_content = await inline_content(self._store, found, min(inline_limit, INLINE_BYTES))
+        done.inline_content = content
         await send(CompileEvent(key=key, done=done))
+        return True
 
     async def _send_failed(self, key: bytes, failure: Failure, send: Send) -> None:
         if failure.refused:

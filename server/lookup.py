@@ -97,7 +97,10 @@ class Lookups:
         found = await self._store.get_manifest(key)
         if found is None and item.allow_covering and item.family_digest:
             found = await self._covering(namespace, item, fields)
-        if found is None:
+        content: bytes | None = b""
+        if found is not None and len(found.data) <= room:
+            content = await inline_content(self._store, found, min(inline_limit, room - len(found.data)))
+        if found is None or content is None:
             self._misses.add(namespace, item.request_digest, fields.describe())
             if self._jobs.find(key) is not None:
                 self._counters.running += 1
@@ -111,10 +114,7 @@ class Lookups:
         self._grants.add(namespace, found.meta.content)
         self._counters.hits += 1
         self._counters.seconds_saved += found.meta.cost_s
-        content = b""
-        if inline_limit:
-            content = await inline_content(self._store, found, min(inline_limit, room - len(found.data)))
-            self._counters.inline_bytes += len(content)
+        self._counters.inline_bytes += len(content)
         return reply.hit(found.data, content, found.tier)
 
     def _key(self, namespace: str, item: LookupItem, epoch: Epoch) -> tuple[bytes, KeyFields] | None:
@@ -155,8 +155,11 @@ class Lookups:
         return None
 
 
-async def inline_content(store: Store, found: Found, limit: int) -> bytes:
-    """Return the content of a hit where it is not larger than `limit`, else nothing: it is to be fetched."""
+async def inline_content(store: Store, found: Found, limit: int) -> bytes | None:
+    """Return the content of a hit where it is not larger than `limit`, else nothing: it is to be fetched.
+
+    None: it was looked for and is gone, or was found damaged just now. Then there is no hit.
+    """
     if limit <= 0:
         return b""
     content = store.content_at_hand(found.meta.content)
@@ -165,7 +168,9 @@ async def inline_content(store: Store, found: Found, limit: int) -> bytes:
         if facts is not None and facts.content_bytes > limit:
             return b""  # Not read from disk only to be thrown away.
         content = await store.get_content(found.meta.content)
-    return b"" if content is None or len(content.data) > limit else content.data
+    if content is None:
+        return None
+    return content.data if len(content.data) <= limit else b""
 
 
 def _same_but_for_range(found: Found, wanted: KeyFields) -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
@@ -147,8 +145,8 @@ class DiskTier(Tier):
         self._ready_to_write()
         try:
             done = self.folder.set_aside(space, name)
-        except OSError:  # Nowhere to put it: then it goes.
-            done = self.folder.remove(space, name)
+        except OSError as error:
+            raise write_error_of(self.name, error) from error
         with contextlib.suppress(TierError):
             self.guarded.run(lambda index: index.delete([(space, name)]))
         self._quarantined += done
@@ -278,7 +276,7 @@ class DiskTier(Tier):
             self.folder.open()
             self._outage = ""
         except OSError as error:
-            self._outage = f"{self.folder.root} cannot be used: {os.strerror(error.errno or errno.EIO)}"
+            self._outage = f"{error.filename or self.folder.root} cannot be used: {error.strerror or error}"
             self._retry_at_s = self._monotonic_s() + REOPEN_AFTER_S
             return
         if self.folder.writable:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from typing import BinaryIO
+
+# What opening says of something else than a file in a file's place: a folder, a socket, links in a circle.
+NO_FILE_ERRNOS = frozenset({errno.EISDIR, errno.ENXIO, errno.ELOOP})
 
 
 class Files:

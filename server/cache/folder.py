@@ -1,6 +1,6 @@
 """Where entry files lie, and how one appears, is read and goes as a whole.
 
-DIR/FORMAT                          names this layout
+DIR/FORMAT                          names this layout (format_file.py)
 DIR/cache.db*, DIR/index.lock       the index (index.py); can be deleted at any time
 DIR/manifest/ab/<hex>, content/...  one file per entry, found by name alone: a read needs no index
 DIR/temp/<random>                   files being written
@@ -27,18 +27,16 @@ from fuse_cache.server.cache.entry_file import (
     read_entry,
     read_header,
 )
-from fuse_cache.server.cache.files import Files
+from fuse_cache.server.cache.files import NO_FILE_ERRNOS, Files
 from fuse_cache.server.cache.filesystem import StoreFolderError, refuse_network
+from fuse_cache.server.cache.format_file import check_format
 from fuse_cache.server.cache.tier import NAME_BYTES, Entry, Space, Stored
 
-FORMAT = b"fuse-cache store 1\n"
 FOLDER_OF = {Space.MANIFEST: "manifest", Space.CONTENT: "content"}
 MAX_QUARANTINED = 32  # Files kept as evidence.
 # Between a writer's open and its lock lie microseconds; a minute forgives a stopped machine.
 TEMP_AGE_S = 60.0
 FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
-# What opening says of something else than a file in an entry's place: a folder, a socket, links in a circle.
-_NO_FILE_ERRNOS = frozenset({errno.EISDIR, errno.ENXIO, errno.ELOOP})
 READ_ONLY_ERRNOS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
@@ -63,7 +61,7 @@ class Folder:
         self.writable = self._probe()
         if not self.writable:
             self.files.list(self.root)
-        self._check_format()
+        check_format(self)
         if self.writable:
             self.take_reserve()
 
@@ -109,17 +107,7 @@ class Folder:
         seconds.
         """
         header = encode_header(space, name, entry)
-        path = self.path(space, name)
-        temp = os.path.join(self.root, "temp", uuid.uuid4().hex)
-        try:
-            with self._create(temp) as descriptor:
-                self.files.write(descriptor, header)
-                self.files.write(descriptor, entry.data)
-                self._replace(temp, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self.files.unlink(temp)
-            raise
+        self.write_whole(self.path(space, name), header, entry.data)
         return len(header) + len(entry.data)
 
     def remove(self, space: Space, name: bytes) -> bool:
@@ -136,7 +124,10 @@ class Folder:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             source = self.path(space, name)
             self.files.stat(source)
-            self._replace(source, target)
+            try:
+                self._replace(source, target)
+            except OSError:  # Nowhere to put it: then it goes.
+                self.files.discard(source)
             self.trim_quarantine(keep=MAX_QUARANTINED)
             return True
         return False
@@ -223,9 +214,22 @@ class Folder:
         try:
             return self.files.open_read(path)
         except OSError as error:
-            if error.errno not in _NO_FILE_ERRNOS:
+            if error.errno not in NO_FILE_ERRNOS:
                 raise
             raise DamagedFileError("something else than a file is in its place") from error
+
+    def write_whole(self, path: str, *parts: bytes) -> None:
+        """Make a file of these parts appear at once; on any error nothing is left behind. Raises: OSError."""
+        temp = os.path.join(self.root, "temp", uuid.uuid4().hex)
+        try:
+            with self._create(temp) as descriptor:
+                for part in parts:
+                    self.files.write(descriptor, part)
+                self._replace(temp, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.files.unlink(temp)
+            raise
 
     @contextlib.contextmanager
     def _create(self, path: str) -> Iterator[int]:
@@ -279,21 +283,3 @@ class Folder:
         with contextlib.suppress(OSError):
             self.files.unlink(target)
         return True
-
-    def _check_format(self) -> None:
-        path = os.path.join(self.root, "FORMAT")
-        try:
-            with self.files.open_read(path) as file:
-                found = file.read(256)
-        except FileNotFoundError:
-            if self.writable:
-                temp = os.path.join(self.root, "temp", uuid.uuid4().hex)
-                # A full disk: written at the next start.
-                with contextlib.suppress(OSError), self._create(temp) as descriptor:
-                    self.files.write(descriptor, FORMAT)
-                    self._replace(temp, path)
-            return
-        if found != FORMAT:
-            raise StoreFolderError(
-                f"{self.root} holds a store of another format ({found[:40]!r}): give --store another folder"
-            )

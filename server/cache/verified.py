@@ -4,7 +4,6 @@ signer.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
@@ -22,6 +21,9 @@ class VerifiedTier(TierWrapper):
     """Checks every `get`. A bad entry is set aside in the tier below and raised as `CorruptEntryError`: once,
     then it is a miss.
 
+    One that cannot be set aside (a read-only tier) is raised by each `get`, and `contains` no longer counts
+    it: who asks only whether it is there must not be told yes for ever.
+
     It stands around each tier that somebody else can write: disk and Redis. The memory tier is filled through
     it.
     """
@@ -29,21 +31,38 @@ class VerifiedTier(TierWrapper):
     def __init__(self, base: Tier, checks: Mapping[Space, Check]) -> None:
         super().__init__(base)
         self._checks = dict(checks)
+        # Found bad and still there. Each change is one operation of a set, which threads may share.
+        self._stuck: set[tuple[Space, bytes]] = set()
 
     def get(self, space: Space, name: bytes) -> Entry | None:
         try:
             entry = self.base.get(space, name)
-            if entry is None:
-                return None
-            reason = self._checks[space](name, entry)
-            if reason is None:
-                return entry
-            raise CorruptEntryError(self.name, reason)
+            reason = None if entry is None else self._checks[space](name, entry)
+            if reason is not None:
+                raise CorruptEntryError(self.name, reason)
         except CorruptEntryError:
-            # A read-only tier keeps it, and each get finds it bad again: still never served.
-            with contextlib.suppress(TierError):
-                self.base.quarantine(space, name)
+            self._set_aside(space, name)
             raise
+        self._stuck.discard((space, name))
+        return entry
+
+    def put(self, space: Space, name: bytes, entry: Entry) -> None:
+        if (space, name) in self._stuck:
+            # A tier may keep a content that it has by name and size: not this one.
+            self.base.delete(space, name)
+            self._stuck.discard((space, name))
+        self.base.put(space, name, entry)
+
+    def contains(self, space: Space, name: bytes) -> bool:
+        return (space, name) not in self._stuck and self.base.contains(space, name)
+
+    def _set_aside(self, space: Space, name: bytes) -> None:
+        try:
+            self.base.quarantine(space, name)
+        except TierError:
+            self._stuck.add((space, name))
+        else:
+            self._stuck.discard((space, name))
 
 
 def check_content(name: bytes, entry: Entry) -> str | None:

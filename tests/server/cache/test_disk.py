@@ -242,6 +242,41 @@ def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
         open_disk(tmp_path)
 
 
+@pytest.mark.parametrize("torn", [b"", b"fuse-", bytes(64), b"fuse-cache store 1", None])
+def test_a_torn_format_file_is_written_anew(tmp_path: Path, torn: bytes | None) -> None:
+    """As a power cut leaves it. None: a folder in its place."""
+    made = artifact(1)
+    tier = open_disk(tmp_path)
+    made.put_into(tier)
+    tier.close()
+    marker = tmp_path / "FORMAT"
+    whole = marker.read_bytes()
+    marker.unlink()
+    if torn is None:
+        marker.mkdir()
+    else:
+        marker.write_bytes(torn)
+    tier = open_disk(tmp_path)
+    assert tier.get(Space.MANIFEST, made.key) is not None
+    assert marker.read_bytes() == whole
+    tier.close()
+
+
+def test_entries_of_another_format_are_left_alone_although_the_format_file_is_torn(tmp_path: Path) -> None:
+    made = artifact(1)
+    tier = open_disk(tmp_path)
+    made.put_into(tier)
+    tier.close()
+    (tmp_path / "FORMAT").write_bytes(b"")
+    entries = [path for path in tmp_path.rglob("*") if path.parent.parent.name in ("manifest", "content")]
+    for path in entries:
+        path.write_bytes(b"fcentry2" + path.read_bytes()[8:])
+    with pytest.raises(StoreFolderError, match=r"cannot read, and .* give --store another"):
+        open_disk(tmp_path)
+    assert all(path.exists() for path in entries)
+    assert len(entries) == 2
+
+
 def test_network_file_systems_are_refused_by_type(tmp_path: Path) -> None:
     line = "36 35 98:0 / {point} rw,noatime shared:1 - {fstype} server:/export rw"
     mounts = "\n".join(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shutil
@@ -12,9 +13,14 @@ from pathlib import Path
 import pytest
 
 from fuse_cache.server.cache.compose import open_store
+from fuse_cache.server.cache.disk import DiskTier
 from fuse_cache.server.cache.entry_file import encode_header, read_header
+from fuse_cache.server.cache.memory import MemoryTier
+from fuse_cache.server.cache.store import compose
 from fuse_cache.server.cache.tier import Entry, Space
+from fuse_cache.server.cache.verified import VerifiedTier, check_content, check_manifest
 from tests.server.cache.artifacts import artifact
+from tests.server.cache.fakes import FaultyFiles
 from tests.server.cache.stores import content_path, manifest_path, publish, publish_lost_in_memory, reopened
 
 
@@ -53,6 +59,35 @@ async def test_a_content_lost_between_lookup_and_fetch_is_a_miss_on_the_next_loo
     content_path(tmp_path, one).unlink()
     assert await store.get_content(one.digest) is None
     assert await store.get_manifest(one.key) is None
+    await store.close()
+
+
+@pytest.mark.parametrize("part", ["manifest", "content"])
+async def test_damage_that_cannot_be_set_aside_is_a_miss_until_it_is_replaced(
+    tmp_path: Path, part: str
+) -> None:
+    """A folder that became read-only, or a disk that fails: the daemon compiles, and serves from memory."""
+    files = FaultyFiles()
+    checks = {Space.MANIFEST: check_manifest, Space.CONTENT: check_content}
+    disk = VerifiedTier(DiskTier(tmp_path, limit_bytes=1 << 30, files=files, reserve_bytes=0), checks)
+    store = compose(MemoryTier(limit_bytes=0), disk)
+    one = artifact(1)
+    await publish_lost_in_memory(store, one)
+    path = manifest_path(tmp_path, one) if part == "manifest" else content_path(tmp_path, one)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    files.fail("replace", errno.EROFS)
+    files.fail("unlink", errno.EROFS)
+    for _ in range(2):
+        assert await store.get_content(one.digest) is None or part == "manifest"
+        assert await store.get_manifest(one.key) is None
+    assert (await store.publish(one.signed_manifest, one.key, one.content, one.meta)).lost
+    assert await store.get_manifest(one.key) is None
+    files.faults.clear()
+    await publish_lost_in_memory(store, one)
+    assert await store.get_manifest(one.key) is not None
+    assert await store.get_content(one.digest) is not None
     await store.close()
 
 

@@ -86,7 +86,7 @@ class GraphBuild:
         plan = plan_ranges(encoded, options, self._resolved, self._range_symbol, is_own=self._is_own)
         for warning in self._resolved.warnings_for(plan.ranges):
             warn_once(f"pass_config: {warning}")
-        wants = [self._want(encoded, compile_range) for compile_range in plan.ranges if self._target.name]
+        wants = [self._want(encoded, item) for item in plan.ranges] if self._target.name else []
         if options.dump_dir is not None:
             dump_graph(options.dump_dir, encoded.digest, self._gm)
             dump_requests(options.dump_dir, wants)
@@ -184,11 +184,15 @@ class GraphBuild:
                 return loaded(*args, *constants)
 
             run = with_constants
-        shared = SharedMemory(self._gm, encoded.graph.inputs)
-        if shared:
-            run = shared.checked(run, self._gm, lambda reason: self._uncompiled(compile_range, reason))
-        on_first_call(slot, run, called, failed)
+        on_first_call(slot, self._checked(run, compile_range), called, failed)
         return slot
+
+    def _checked(self, run: Call, compile_range: Range) -> Call:
+        """Return `run` for inputs that share memory as when traced, and the graph as it is for others."""
+        shared = SharedMemory(self._gm)
+        if not shared:
+            return run
+        return shared.checked(run, self._gm, lambda reason: self._uncompiled(compile_range, reason))
 
     def _uncompiled(self, compile_range: Range, reason: str) -> None:
         """Say once that calls run as they are, without a compiler."""
@@ -252,7 +256,7 @@ class GraphBuild:
         def failed(error: Exception) -> Call:
             raise error
 
-        on_first_call(slot, build.call, called, failed)
+        on_first_call(slot, self._checked(build.call, compile_range), called, failed)
 
     def _refuse_if_remote(self, reason: str, cause: Exception | None) -> None:
         if self._options.mode == "remote":

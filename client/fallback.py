@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule
 
+from fuse_cache.client.aliasing import SharedMemory
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.reports import GraphReport, cudagraph_mode, pass_row
 from fuse_cache.proto.pass_config import ResolvedPassConfig
@@ -83,15 +84,17 @@ class _WithPasses:
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         from fuse_cache.passes.base import pass_error
 
+        # AOTAutograd's own cache does not tell graphs apart by which inputs share memory.
+        uncached = {"force_disable_caches": True} if SharedMemory(gm).is_shared else {}
         try:
-            return _inductor(copy_of(gm), example_inputs, self._patches)
+            return _inductor(copy_of(gm), example_inputs, {**self._patches, **uncached})
         except Exception as error:
             failed = pass_error(error)
             if failed is None or self._options.strict:
                 raise
             self._problem = f"compiled without passes: {failed}"
         _log.warning(self._problem)
-        return _inductor(gm, example_inputs, dict(self._options.inductor))
+        return _inductor(gm, example_inputs, {**dict(self._options.inductor), **uncached})
 
     def describe(self, report: GraphReport) -> None:
         """Tell a report what the passes did, or why none did anything."""

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 
-from fuse_cache.client.aliasing import SharedMemory
 from fuse_cache.client.graph import SymbolSource, UnkeyableGraph, encode_graph
 from fuse_cache.proto.expression import evaluate
 from fuse_cache.proto.expression_text import to_text
@@ -217,38 +216,6 @@ def test_a_write_to_shared_memory_of_varying_size_has_no_key(
     else:
         with pytest.raises(BackendCompilerFailed, match="share memory"):
             encode_call(function, x, y)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "compiled"), [(0, 2, True), (0, 3, False), (2, 0, False), (0, None, False)]
-)
-def test_inputs_that_share_memory_otherwise_than_when_traced_run_uncompiled(
-    first: int, second: int | None, compiled: bool
-) -> None:
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        x.add_(1)
-        return y * 2
-
-    captured: list[Any] = []
-
-    def backend(gm: Any, example_inputs: Any) -> Any:
-        captured.append((gm, encode_graph(gm, example_inputs).graph.inputs))
-        return gm
-
-    memory = torch.zeros(9)
-    torch.compile(step, backend=backend)(memory[:6], memory[2:8])
-    gm, inputs = captured[0]
-    shared = SharedMemory(gm, inputs)
-    told: list[str] = []
-    ran: list[tuple[Any, ...]] = []
-    assert shared
-    call = shared.checked(lambda *args: ran.append(args), gm, told.append)
-    x = torch.zeros(9)
-    y = torch.zeros(6) if second is None else x[second : second + 6]
-    for _ in range(2):
-        call(x[first : first + 6], y)
-    assert (len(ran), len(told)) == ((2, 0) if compiled else (0, 1))
-    assert compiled or x[first] == 2
 
 
 def test_roles_aliases_and_constants_are_told() -> None:

@@ -17,6 +17,8 @@ from fuse_cache.proto.expression_text import to_text
 from fuse_cache.proto.graph import Symbol
 from fuse_cache.server.worker.errors import NotCacheable
 
+# The largest number of elements that 32-bit indices reach, which is what GPU kernels are compiled with.
+_MOST_ELEMENTS = 2**31 - 1
 # Values of this many other symbols are tried together: 4^6 combinations of 3 us.
 _MAX_OTHERS = 6
 
@@ -58,13 +60,15 @@ def check_covers_range(
 
     A compiler that burnt in a size would otherwise give an artifact that refuses nearly every call of its
     range. The other symbols may take any of a few values that fit: `hints`, their own ends, or that same
-    end where a guard ties them together.
+    end where a guard ties them together. That no tensor outgrows 32-bit indices is left to the call's own
+    check: only the largest calls of a range can break it, and they need gigabytes for one tensor.
 
     Raises:
         NotCacheable: they do not; the message shows the guard and the size.
     """
     if ranged is None:
         return
+    guards = [guard for guard in guards if _MOST_ELEMENTS not in guard.code]
     others = sorted({number for guard in guards for number in expression.symbols_of(guard)} - {ranged})
     for end in sorted({bounds[ranged].lower, bounds[ranged].upper or bounds[ranged].lower}):
         choices = [_choices(bounds[number], hints[number], end) for number in others[:_MAX_OTHERS]]

@@ -140,6 +140,13 @@ def test_sizes_that_divide_by_zero_do_not_fit() -> None:
     check_covers_range([multiple], [Symbol(1, 64), Symbol(0, None)], [12, 0], 0)
 
 
+def test_calls_beyond_32_bit_indices_are_left_to_the_check_of_the_call() -> None:
+    square = combine(Op.MUL, [symbol(0), symbol(0)])
+    check_covers_range([guard(Op.LE, square, 2**31 - 1)], [Symbol(1, 1 << 20)], [8], 0)
+    with pytest.raises(NotCacheable, match="does not cover size 1048576"):
+        check_covers_range([guard(Op.LE, square, 2**30)], [Symbol(1, 1 << 20)], [8], 0)
+
+
 def test_guards_of_other_symbols_do_not_matter_to_the_range() -> None:
     check_covers_range([guard(Op.GT, symbol(1), 1)], [Symbol(1, 64), Symbol(0, None)], [11, 13], 0)
     check_covers_range([guard(Op.GT, symbol(0), 1)], [Symbol(0, None)], [11], None)

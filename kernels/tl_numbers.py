@@ -196,9 +196,17 @@ def e2m1(v, NAN_CODE: tl.constexpr, NAN_SIGN: tl.constexpr, ZERO_SIGN: tl.conste
 
 
 @triton.jit
-def from_e4m3fn(code):
-    """Decode e4m3fn codes without a sign, given as uint8. Exact on every target."""
-    wide = code.to(tl.int32)
-    normal = ((wide << 20) + (120 << 23)).to(tl.float32, bitcast=True)
-    value = tl.where(wide < 8, wide.to(tl.float32) * 0.001953125, normal)
-    return tl.where((wide & 0x7F) == 0x7F, float("nan"), value)
+def from_e4m3fn(code, CODEC: tl.constexpr):
+    """Decode e4m3fn codes without a sign, given as uint8. Exact on every target.
+
+    Where the instruction encodes, it must decode too: codes come in pairs then, and ptxas of CUDA 13 for
+    sm_90 (in Triton 3.6) drops the shift by which integers would take the second of a pair.
+    """
+    if CODEC == "hardware":
+        value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    else:
+        wide = code.to(tl.int32)
+        normal = ((wide << 20) + (120 << 23)).to(tl.float32, bitcast=True)
+        value = tl.where(wide < 8, wide.to(tl.float32) * 0.001953125, normal)
+        value = tl.where((wide & 0x7F) == 0x7F, float("nan"), value)
+    return value

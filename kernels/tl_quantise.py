@@ -123,13 +123,6 @@ def _nvfp4_place(row, group, TILES: tl.constexpr):
 
 
 @triton.jit
-def _is_zero(value):
-    """Tell by the bits. Compared as numbers, twice in one kernel, ptxas of Triton 3.6 for sm_90 gave half of
-    each block other codes (without its optimiser they were right)."""
-    return (value.to(tl.int32, bitcast=True) & 0x7FFFFFFF) == 0
-
-
-@triton.jit
 def store_nvfp4(
     v, first, mask, row, factor, codes, scales, num_tokens, scales_stride,
     H: tl.constexpr, BLOCK: tl.constexpr, LAYOUT: tl.constexpr, AMAX_SCALING: tl.constexpr,
@@ -156,7 +149,7 @@ def store_nvfp4(
     if SCALE_MIN != 0.0:
         scale = at_least(scale, SCALE_MIN)
     scale_code = e4m3fn(at_most(scale, 448.0), CODEC, 0x7E)
-    scale = from_e4m3fn(scale_code)
+    scale = from_e4m3fn(scale_code, CODEC)
     total = scale
     if TOTAL_SCALING == "multiply":
         total = scale * whole
@@ -165,12 +158,12 @@ def store_nvfp4(
     if TOTAL_SCALING == "reciprocal":
         divisor = whole
         if ZERO_GUARD == "reciprocals":
-            divisor = tl.where(_is_zero(whole), float("inf"), whole)
+            divisor = tl.where(whole == 0.0, float("inf"), whole)
         total = scale * tl.div_rn(1.0, divisor)
     values = tl.reshape(v, [NUM, 16])
     if SCALING == "reciprocal":
         if ZERO_GUARD == "reciprocals":
-            total = tl.where(_is_zero(total), float("inf"), total)
+            total = tl.where(total == 0.0, float("inf"), total)
         inverse = tl.div_rn(1.0, total)
         if ZERO_GUARD == "scale":
             inverse = tl.where(scale == 0.0, 0.0, inverse)

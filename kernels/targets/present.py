@@ -15,6 +15,8 @@ _CONFIG: Final[Mapping[str, object]] = {
     "triton.autotune_at_compile_time": True,
     # It compares sizes with 1 before it measures, and the guards that this leaves shut such calls out.
     "shape_padding": False,
+    # Each of several is a process that imports torch, and a build's memory is limited as a whole.
+    "compile_threads": 1,
 }
 
 

@@ -72,6 +72,15 @@ def test_a_fused_kernel_compiles(index: int, capability: int, monkeypatch: pytes
     assert ("cvt.rn.satfinite.e4m3x2.f32" in ptx) == (capability >= 89)
 
 
+@pytest.mark.parametrize("capability", [80, 90])
+def test_scales_are_decoded_as_they_were_encoded(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By integers behind the instruction, ptxas takes the first code of each pair for both."""
+    quantiser = next(case for case in QUANTISER_CASES if case.name == "nvfp4_linear")
+    ptx = _compile(fused_case(PRODUCER_CASES[2], quantiser, True), capability, monkeypatch).asm["ptx"]
+    encoded, decoded = ("cvt.rn.satfinite.e4m3x2.f32" in ptx), ("cvt.rn.f16x2.e4m3x2" in ptx)
+    assert (encoded, decoded) == (capability >= 89,) * 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90, 100])
 @pytest.mark.parametrize("index", range(len(QUANTISER_CASES)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from torch.fx import GraphModule
 
@@ -29,6 +29,16 @@ from fuse_cache.client.split import split_graph
 from fuse_cache.client.strict import check_strict
 from fuse_cache.client.tracing import trace_size_obliviously
 from fuse_cache.client.warn import warn_once
+
+
+class Build(Protocol):
+    """What becomes of one graph. `GraphBuild` says what both promise."""
+
+    def run(self) -> Callable[..., Any]: ...
+    def run_locally(self, reason: str) -> Callable[..., Any]: ...
+
+
+MakeBuild: TypeAlias = Callable[..., Build]
 
 # Dynamo looks the backend up, and so imports this module, when torch.compile() is called: before it traces.
 trace_size_obliviously()
@@ -55,19 +65,25 @@ def fuse_cache(
 
 
 def compile_graph(
-    gm: GraphModule, example_inputs: Sequence[Any], options: CompileOptions
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    options: CompileOptions,
+    make_build: MakeBuild = GraphBuild,
 ) -> Callable[..., Any]:
-    """Return a callable for `gm` under checked options. Errors as of `fuse_cache`."""
+    """Return a callable for `gm` under checked options. Errors as of `fuse_cache`.
+
+    `make_build` is what becomes of each graph that is sent; `warm` only notes what would be asked.
+    """
     began_s = time.monotonic()
     reports: list[GraphReport] = []
     if options.mode == "off":
         call = _plain(gm, example_inputs, options, reports)
     elif options.splitting_ops:
-        call = _in_pieces(gm, options, reports)
+        call = _in_pieces(gm, options, reports, make_build)
     elif options.mode != "local" and needs_desugaring(gm):
-        call = _desugared(gm, example_inputs, options, reports)
+        call = _desugared(gm, example_inputs, options, reports, make_build)
     else:
-        call = GraphBuild(gm, example_inputs, options, reports, is_own=is_users_own_function()).run()
+        call = make_build(gm, example_inputs, options, reports, is_own=is_users_own_function()).run()
     for report in reports:
         report.seconds = time.monotonic() - began_s
     if options.dump_dir is not None:
@@ -111,7 +127,9 @@ def _options(values: Mapping[str, object]) -> CompileOptions:
     return options
 
 
-def _in_pieces(gm: GraphModule, options: CompileOptions, reports: list[GraphReport]) -> Callable[..., Any]:
+def _in_pieces(
+    gm: GraphModule, options: CompileOptions, reports: list[GraphReport], make_build: MakeBuild
+) -> Callable[..., Any]:
     """Cut the graph at `splitting_ops`; each piece between them is a graph of its own, the operators run as
     they are."""
     is_own = is_users_own_function()
@@ -121,7 +139,7 @@ def _in_pieces(gm: GraphModule, options: CompileOptions, reports: list[GraphRepo
         if piece.is_splitting:
             continue
         inputs = [value_of(node) for node in piece.gm.graph.find_nodes(op="placeholder")]
-        build = GraphBuild(piece.gm, inputs, options, reports, range_symbol=range_symbol, is_own=is_own)
+        build = make_build(piece.gm, inputs, options, reports, range_symbol=range_symbol, is_own=is_own)
         call = build.run()
         delattr(split.stitch, piece.name)  # A module's place takes modules only, unless it is given up first.
         setattr(split.stitch, piece.name, call)
@@ -130,7 +148,11 @@ def _in_pieces(gm: GraphModule, options: CompileOptions, reports: list[GraphRepo
 
 
 def _desugared(
-    gm: GraphModule, example_inputs: Sequence[Any], options: CompileOptions, reports: list[GraphReport]
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    options: CompileOptions,
+    reports: list[GraphReport],
+    make_build: MakeBuild,
 ) -> Callable[..., Any]:
     """Take tensor subclasses apart here, and have the plain graph that is left compiled there."""
 
@@ -140,7 +162,7 @@ def _desugared(
     may_be_asked = is_own and options.range_dim is None
 
     def compile_flat(flat: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        build = GraphBuild(
+        build = make_build(
             flat,
             inputs,
             options,
@@ -158,4 +180,4 @@ def _desugared(
     except LocalNeeded as error:
         reason = error.reason
     # Inductor takes the Dynamo graph apart itself, and the passes see what they always see.
-    return GraphBuild(gm, example_inputs, options, reports).run_locally(reason)
+    return make_build(gm, example_inputs, options, reports).run_locally(reason)

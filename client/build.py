@@ -10,24 +10,23 @@ from torch.fx import GraphModule
 
 from fuse_cache.client import fallback
 from fuse_cache.client.aliasing import SharedMemory
+from fuse_cache.client.asking import ask, encode, resolve
 from fuse_cache.client.checker import InputMismatchError
-from fuse_cache.client.client import Client, Obtained, Session, shared_client
+from fuse_cache.client.client import Client, Obtained, shared_client
 from fuse_cache.client.dispatch import Call, Slot, dispatch, neighbourhood, on_first_call, slot_for
 from fuse_cache.client.dump import dump_graph, dump_manifest, dump_requests
 from fuse_cache.client.errors import ArtifactRejectedError, DaemonRefusedError, RemoteCompileError
-from fuse_cache.client.graph import Encoded, UnkeyableGraph, capture_ambient, encode_graph
+from fuse_cache.client.graph import Encoded, UnkeyableGraph
 from fuse_cache.client.loader import ArtifactLoadError, load
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.own_config import warn_of_own_settings
-from fuse_cache.client.ranges import RangePlan, plan_ranges
+from fuse_cache.client.ranges import RangePlan
 from fuse_cache.client.reports import GraphReport, add, describe_manifest
-from fuse_cache.client.target import Target, choose_target, device_of
+from fuse_cache.client.target import Target
 from fuse_cache.client.verify import Want
 from fuse_cache.client.warn import warn_once
-from fuse_cache.proto.graph import GroupSpec, Role, TensorMeta
 from fuse_cache.proto.pass_config import PassContext, ResolvedPassConfig
-from fuse_cache.proto.pass_tables import DTYPE_BYTES
-from fuse_cache.proto.request import Range, RequestFields
+from fuse_cache.proto.request import Range
 
 
 class LocalNeeded(Exception):
@@ -79,14 +78,18 @@ class GraphBuild:
         if client is not None:
             warn_of_own_settings()
         try:
-            encoded = self._encode()
+            encoded = encode(self._gm, self._example_inputs, options)
         except UnkeyableGraph as error:
             return self.run_locally(f"not cacheable: {error.reason}")
-        self._resolve(session, encoded)
-        plan = plan_ranges(encoded, options, self._resolved, self._range_symbol, is_own=self._is_own)
-        for warning in self._resolved.warnings_for(plan.ranges):
-            warn_once(f"pass_config: {warning}")
-        wants = [self._want(encoded, item) for item in plan.ranges] if self._target.name else []
+        asked = ask(
+            encoded,
+            self._example_inputs,
+            options,
+            session.targets if session else (),
+            range_symbol=self._range_symbol,
+            is_own=self._is_own,
+        )
+        self._target, self._resolved, plan, wants = asked.target, asked.resolved, asked.plan, asked.wants
         if options.dump_dir is not None:
             dump_graph(options.dump_dir, encoded.digest, self._gm)
             dump_requests(options.dump_dir, wants)
@@ -98,53 +101,8 @@ class GraphBuild:
 
     def run_locally(self, reason: str) -> Call:
         """Return a callable compiled here, without asking anybody. Errors as of the backend."""
-        self._resolve(None, None)
+        self._target, self._resolved = resolve(self._options, self._example_inputs)
         return self._all_local(RangePlan((Range(),)), reason)
-
-    def _encode(self) -> Encoded:
-        group = self._options.tp_group
-        groups = {group: GroupSpec("tp", self._options.tp)} if group else None
-        encoded = encode_graph(self._gm, self._example_inputs, groups=groups)
-        if not encoded.graph.nodes:
-            raise UnkeyableGraph("the graph computes nothing")
-        # An input says so only where the graph has grad mode on, at its start or in it.
-        inputs = encoded.graph.inputs
-        if any(isinstance(one.meta, TensorMeta) and one.meta.requires_grad for one in inputs):
-            raise UnkeyableGraph(
-                "grad mode is on and an input requires grad: artifacts are for inference, "
-                "use torch.no_grad() or torch.inference_mode()"
-            )
-        return encoded
-
-    def _resolve(self, session: Session | None, encoded: Encoded | None) -> None:
-        """Choose the target and decide which passes run for it."""
-        options = self._options
-        device = device_of(self._example_inputs)
-        self._target = choose_target(options.target, device, session.targets if session else ())
-        context = PassContext(
-            target=self._target.name or device.type,
-            tp=options.tp,
-            dense=options.dense,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            dtype=_activation_dtype(encoded),
-        )
-        self._resolved = options.pass_config.resolve(context, options.level)
-        for warning in self._resolved.warnings:
-            warn_once(f"pass_config: {warning}")
-
-    def _want(self, encoded: Encoded, compile_range: Range) -> Want:
-        fields = RequestFields(
-            graph_digest=encoded.digest,
-            pass_config=self._resolved.encode(),
-            range=compile_range,
-            target=self._target.name,
-            target_facts=self._target.facts,
-            inductor_options=self._options.inductor,
-            attention_backend=self._options.attention_backend,
-            ambient=capture_ambient(),
-        )
-        may_cover = self._options.compile_ranges is None
-        return Want.of(fields, encoded.data, self._resolved, allow_covering=may_cover)
 
     def _slot(self, client: Client, encoded: Encoded, want: Want, answer: Obtained) -> Slot:
         """Return what serves one range: the artifact, or a local build."""
@@ -293,14 +251,3 @@ def _reason(answer: Obtained) -> str:
             return f"not cacheable: {error.message}"
         return f"the daemon refused: {error}"
     return f"no daemon: {error}"
-
-
-def _activation_dtype(encoded: Encoded | None) -> str:
-    """Return the dtype of the model's activations, taken to be that of its first floating parameter or
-    input."""
-    metas = [item for item in encoded.graph.inputs if isinstance(item.meta, TensorMeta)] if encoded else []
-    metas.sort(key=lambda item: item.role is not Role.PARAMETER)
-    for item in metas:
-        if isinstance(item.meta, TensorMeta) and item.meta.dtype in DTYPE_BYTES:
-            return item.meta.dtype
-    return "bfloat16"

@@ -21,7 +21,7 @@ from fuse_cache.client.errors import (
 )
 from fuse_cache.client.forklock import ForkLock
 from fuse_cache.client.options import CompileOptions
-from fuse_cache.client.remote import REPORT_BAD_S, Own, Remote
+from fuse_cache.client.remote import REPORT_BAD_S, Own, Remote, compile_start
 from fuse_cache.client.reporter import Reporter
 from fuse_cache.client.settings import cache_folder, load_options
 from fuse_cache.client.tiers import DiskTier, MemoryTier
@@ -197,7 +197,7 @@ class Client:
         known = self.epochs.last()
         for first in range(0, len(wants), LOOKUP_ITEMS):
             response = self.transport.lookup(
-                self._request(wants[first : first + LOOKUP_ITEMS], known.epoch if known else ""),
+                self.lookup_request(wants[first : first + LOOKUP_ITEMS], known.epoch if known else ""),
                 ends_s - time.monotonic(),
             )
             results += response.results
@@ -209,7 +209,8 @@ class Client:
         results += [wire.LookupResult() for _ in wants[len(results) :]]  # A short answer is misses.
         return results[: len(wants)], known
 
-    def _request(self, wants: Sequence[Want], epoch: str) -> wire.LookupRequest:
+    def lookup_request(self, wants: Sequence[Want], epoch: str = "") -> wire.LookupRequest:
+        """Return the message that looks `wants` up, LOOKUP_ITEMS of them at most."""
         return wire.LookupRequest(
             namespace=self.options.namespace,
             toolchain=self._toolchain_message,
@@ -229,6 +230,10 @@ class Client:
             target=want.fields.target,
             passes=want.passes,
         )
+
+    def compile_start(self, want: Want) -> wire.CompileStart:
+        """Return the message that has `want` compiled for this host."""
+        return compile_start(want, self.options, self._toolchain_message)
 
     def _answer(self, known: Known, own: Own, want: Want, found: wire.LookupResult, answer: Obtained) -> None:
         """Turn a lookup's result into an artifact: take it, or have it compiled."""

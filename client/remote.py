@@ -16,11 +16,13 @@ from fuse_cache.client.errors import (
     DaemonUnavailableError,
 )
 from fuse_cache.client.forklock import ForkLock
+from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.reporter import Reporter
 from fuse_cache.client.transport import Transport
 from fuse_cache.client.verify import Artifact, Checker, Want
 from fuse_cache.proto import compile_pb2 as wire
 from fuse_cache.proto.artifact_pb2 import Manifest, SignedManifest
+from fuse_cache.proto.artifact_pb2 import Toolchain as ToolchainMessage
 from fuse_cache.proto.content import ContentVerifier
 from fuse_cache.proto.errors import ContentError
 from fuse_cache.proto.fetch_chunk import chunk_data
@@ -125,17 +127,7 @@ class Remote:
             ArtifactRejectedError: what the daemon made was refused.
         """
         options = self._checker.options
-        start = wire.CompileStart(
-            namespace=self._namespace,
-            request_digest=want.request_digest,
-            request=want.fields.encode(),
-            graph_digest=want.fields.graph_digest,
-            graph_bytes=len(want.graph),
-            toolchain=self._checker.toolchain.to_message(),
-            priority=wire.PRIORITY_HOST,
-            inline_limit_bytes=INLINE_BYTES,
-            allow_cpu_wheel_builds=options.allow_cpu_wheel_builds,
-        )
+        start = compile_start(want, options, self._checker.toolchain.to_message())
         progress = _Progress(options.queue_bound_s, self._own)
         ends_s = time.monotonic() + options.compile_timeout_s
 
@@ -164,6 +156,21 @@ class Remote:
                 raise self.rejected[-1]
             raise DaemonUnavailableError("the daemon compiled an artifact that it then did not have")
         return artifact, done.was_stored
+
+
+def compile_start(want: Want, options: CompileOptions, toolchain: ToolchainMessage) -> wire.CompileStart:
+    """Return the first message of a Compile, for a host that waits."""
+    return wire.CompileStart(
+        namespace=options.namespace,
+        request_digest=want.request_digest,
+        request=want.fields.encode(),
+        graph_digest=want.fields.graph_digest,
+        graph_bytes=len(want.graph),
+        toolchain=toolchain,
+        priority=wire.PRIORITY_HOST,
+        inline_limit_bytes=INLINE_BYTES,
+        allow_cpu_wheel_builds=options.allow_cpu_wheel_builds,
+    )
 
 
 class _Progress:

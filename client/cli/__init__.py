@@ -24,6 +24,7 @@ _COMMANDS = {
     "rm": "store",
     "doctor": "doctor",
     "keygen": "keygen",
+    "warm": "warm",
 }
 
 # Command with commands of its own -> them. Its module has its name.

@@ -39,7 +39,7 @@ class Verified:
     def get(self, want: Want) -> int:
         """Return the bytes of one verified hit."""
         client = self._client
-        answer = client.transport.lookup(client._request([want], ""))
+        answer = client.transport.lookup(client.lookup_request([want], ""))
         found = answer.results[0]
         assert found.found
         remote = Remote(client.transport, client.reporter, self._checker, Own())

@@ -16,7 +16,7 @@ from fuse_cache.proto import compile_pb2 as wire
 from fuse_cache.proto.signing import SigningKey
 from tests.fakes import FakeDaemon
 
-COMMANDS = ("serve", "stats", "ls", "show", "rm", "doctor", "keygen", "explain")
+COMMANDS = ("serve", "stats", "ls", "show", "rm", "doctor", "keygen", "explain", "warm")
 
 
 def _run(*arguments: str) -> tuple[int, str, str]:
@@ -51,6 +51,9 @@ def test_help_names_every_command_and_each_has_help_of_its_own() -> None:
         ("explain", "fusions"),
         ("explain", "fusions", "no-such-file.fcgraph"),
         ("explain", "fusions", __file__),
+        ("warm",),
+        ("warm", "no-such-file.toml"),
+        ("warm", __file__),
         ("serve", "--http", "nowhere"),
         ("serve", "--listen", "0.0.0.0:7788"),
         ("serve", "--target", "cpu-386"),

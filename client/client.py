@@ -53,8 +53,7 @@ class Obtained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """What is known of the daemon while one graph is obtained, and the error where it had to be asked in
-    vain."""
+    """What is known of the daemon while one graph is obtained; an error where it was asked in vain."""
 
     known: Known | None
     outage: FuseCacheError | None = None

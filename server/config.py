@@ -18,6 +18,7 @@ from msgspec import Meta
 from fuse_cache.proto.cpu_target import CPU_TARGETS, is_cpu_target, refusal
 from fuse_cache.proto.gpu_target import ARCHITECTURES, GPUS, is_gpu_target
 from fuse_cache.proto.target_facts import requested
+from fuse_cache.server.gpus_here import architectures_here
 
 PREFIX = "FUSE_CACHE_"
 OWN = "own"  # the toolchain of the daemon's own Python
@@ -63,7 +64,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     # Any CPU target builds anywhere (nothing is run), but loading it back to prove it whole needs the
     # processor.
     target: tuple[str, ...] = msgspec.field(
-        default_factory=lambda: tuple(t.name for t in CPU_TARGETS if refusal(t.name) is None)
+        default_factory=lambda: (
+            *(t.name for t in CPU_TARGETS if refusal(t.name) is None),
+            *filter(is_gpu_target, architectures_here()),
+        )
     )
     executor: Literal["local"] = "local"
     insecure: bool = False

@@ -137,12 +137,7 @@ class Daemon:
             explainer=Explainer(
                 store,
                 misses,
-                PassRuns(
-                    checker=self._checker,
-                    pool=builders.first.pool,
-                    work=work,
-                    op_modules=config.op_modules,
-                ),
+                PassRuns(self._checker, builders.first.pool, work, config.op_modules),
                 kept,
             ),
             gate=gate,
@@ -287,8 +282,8 @@ class Daemon:
         )
 
     def _loading_changed(self, builder: Builder, loading: Loading) -> None:
-        extra = {"toolchain": builder.name, "state": loading.value, "why": builder.link.message}
-        log.info("workers", extra=extra)
+        why = builder.link.message
+        log.info("workers", extra={"toolchain": builder.name, "state": loading.value, "why": why})
 
     def _check_manifest(self, key: bytes, signed_manifest: bytes) -> str | None:
         """Say why a manifest from disk must not be served, or None."""

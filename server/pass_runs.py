@@ -29,7 +29,7 @@ class PassRuns:
     """One run at a time, beside the compilations."""
 
     def __init__(
-        self, *, checker: GraphChecker, pool: WorkerPool, work: WorkFolder, op_modules: tuple[str, ...]
+        self, checker: GraphChecker, pool: WorkerPool, work: WorkFolder, op_modules: tuple[str, ...]
     ) -> None:
         self._checker = checker
         self._pool = pool

@@ -12,14 +12,22 @@ from fuse_cache.proto.cpu_target import is_cpu_target
 from fuse_cache.proto.graph_format import SCHEMA as GRAPH_SCHEMA
 from fuse_cache.proto.limits import CHUNK_BYTES, CONTENT_BYTES, GRAPH_LIMITS, INLINE_BYTES
 from fuse_cache.proto.signing import MANIFEST_SCHEMA, TrustSet
+from fuse_cache.proto.toolchain import Toolchain
 from fuse_cache.server.builders import Builders
+from fuse_cache.server.gpus_here import architectures_here
 from fuse_cache.server.lookup import MAX_ITEMS
 from fuse_cache.server.worker.link import Loading
 
 
-def way_of(target: str) -> Way.ValueType:
-    """Say how workers build for `target`: kernels for a GPU are compiled without one (target_build.py)."""
-    return Way.WAY_PROCESSOR if is_cpu_target(target) else Way.WAY_WITHOUT_DEVICE
+def way_of(target: str, toolchain: Toolchain, here: Collection[str]) -> Way.ValueType:
+    """Say how a toolchain's workers build for `target` on a machine that has GPUs of architectures `here`.
+
+    As they do it themselves (target_build.py): natively where torch can use such a GPU and the request's has
+    what this one has, otherwise without any.
+    """
+    if is_cpu_target(target):
+        return Way.WAY_PROCESSOR
+    return Way.WAY_ON_DEVICE if toolchain.cuda and target in here else Way.WAY_WITHOUT_DEVICE
 
 
 class Status:
@@ -71,6 +79,10 @@ class Status:
             self.trusted = dataclasses.replace(self.trusted, revoked=self.trusted.revoked | new)
         return new
 
+    def _target_offers(self, toolchain: Toolchain) -> list[TargetOffer]:
+        here = architectures_here()
+        return [TargetOffer(name=name, way=way_of(name, toolchain, here)) for name in self.targets]
+
     def capabilities(self) -> CapabilitiesResponse:
         """Return the answer of `Capabilities`."""
         offers = [
@@ -79,7 +91,7 @@ class Status:
                 toolchain=builder.toolchain.to_message(),
                 epoch=builder.epoch.name,
                 ready=builder.link.loading is Loading.READY and not self.draining,
-                targets=[TargetOffer(name=name, way=way_of(name)) for name in self.targets],
+                targets=self._target_offers(builder.toolchain),
             )
             for builder in self.builders
         ]

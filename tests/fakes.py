@@ -102,6 +102,8 @@ class FakeDaemon(compile_pb2_grpc.CompileServicer):
         self.key = key
         self.epoch = "epoch-1"
         self.revoked: list[str] = []
+        self.targets: list[str] = []  # instead of the one it has
+        self.toolchains: list[wire.ToolchainOffer] = []
         self.revocations_version = 0
         self.entries: dict[bytes, SignedManifest] = {}
         self.contents: dict[bytes, bytes] = {}
@@ -128,10 +130,13 @@ class FakeDaemon(compile_pb2_grpc.CompileServicer):
     def Capabilities(self, request: Any, context: Any) -> wire.CapabilitiesResponse:
         self.calls["Capabilities"] += 1
         time.sleep(self.capabilities_delay_s)
-        offer = wire.ToolchainOffer(toolchain=local_toolchain().to_message(), epoch=self.epoch, ready=True)
+        offer = wire.ToolchainOffer(
+            name="own", toolchain=local_toolchain().to_message(), epoch=self.epoch, ready=True,
+            targets=[wire.TargetOffer(name=TARGET, way=wire.WAY_PROCESSOR)],
+        )  # fmt: skip
         return wire.CapabilitiesResponse(
-            targets=[TARGET],
-            toolchains=[offer],
+            targets=self.targets or [TARGET],
+            toolchains=self.toolchains or [offer],
             revoked_builders=self.revoked,
             revocations_version=self.revocations_version,
             manifest_schemas=[1],

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from fuse_cache.client.cli.connection import Connection, EndpointOption, JsonOption, connect, print_json
 from fuse_cache.client.errors import FuseCacheError
+from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.settings import cache_folder
 from fuse_cache.client.verify import trusted_keys
 from fuse_cache.proto import compile_pb2 as wire
@@ -109,28 +110,63 @@ def _trust(daemon: Connection) -> Finding:
     return Finding("trust", "problem", f"no trusted key; {where}", advice)
 
 
+_WAYS = {
+    wire.WAY_PROCESSOR: "for such processors",
+    wire.WAY_ON_DEVICE: "natively, on the GPU that is there",
+    wire.WAY_WITHOUT_DEVICE: "without a GPU",
+}
+
+
+def _builders(answer: wire.CapabilitiesResponse, allow_cpu_wheel_builds: bool) -> Iterator[Finding]:
+    """Say what the daemon builds with, for which targets, and how."""
+    for offer in answer.toolchains:
+        toolchain = Toolchain.from_message(offer.toolchain)
+        by_way: dict[str, list[str]] = {}
+        for item in offer.targets:
+            by_way.setdefault(_WAYS.get(item.way, "in a way of its own"), []).append(item.name)
+        ways = "; ".join(f"{', '.join(names)} {way}" for way, names in by_way.items()) or "for nothing"
+        state = "" if offer.ready else " (its workers load when they are first needed)"
+        detail = f"{toolchain}{state} builds {ways}"
+        for_gpus = any(item.way != wire.WAY_PROCESSOR for item in offer.targets)
+        if for_gpus and not toolchain.cuda and not allow_cpu_wheel_builds:
+            advice = "install a CUDA wheel of torch there, or let hosts say allow_cpu_wheel_builds"
+            detail += "; its torch has no CUDA, and hosts refuse what such a wheel built for a GPU"
+            yield Finding(f"toolchain {offer.name}", "warning", detail, advice)
+        else:
+            yield Finding(f"toolchain {offer.name}", "ok", detail)
+
+
+def _refusal(host: Toolchain, offer: wire.ToolchainOffer, target: str, options: CompileOptions) -> str | None:
+    theirs = Toolchain.from_message(offer.toolchain)
+    return host.compatible_with(theirs, target=target, any_wheel=options.allow_cpu_wheel_builds)
+
+
 def _agreement(
     daemon: Connection, answer: wire.CapabilitiesResponse, toolchain: Toolchain, target: str | None
 ) -> Iterator[Finding]:
     """Say whether what the daemon builds can be used here."""
-    offers = [Toolchain.from_message(offer.toolchain) for offer in answer.toolchains]
-    reasons = [toolchain.compatible_with(offer, target=target or "cpu") for offer in offers]
-    if None in reasons:
-        yield Finding("same toolchain", "ok", f"the daemon builds with torch {toolchain.torch}")
-    else:
-        detail = "; ".join(str(reason) for reason in reasons) or "the daemon offers none"
-        yield Finding(
-            "same toolchain", "problem", detail, "install the same python minor and torch wheel on both"
-        )
+    yield from _builders(answer, daemon.options.allow_cpu_wheel_builds)
     runnable = [item.name for item in CPU_TARGETS if refusal(item.name) is None]
-    shared = [name for name in answer.targets if name in runnable or not name.startswith("cpu-")]
-    detail = f"the daemon builds for {', '.join(answer.targets) or 'nothing'}"
-    if shared:
-        yield Finding("same target", "ok", detail)
-    else:
+    served = [
+        name
+        for name in answer.targets
+        if (name in runnable or not name.startswith("cpu-"))
+        and any(_refusal(toolchain, offer, name, daemon.options) is None for offer in answer.toolchains)
+    ]
+    reasons = [
+        f"{offer.name}: {_refusal(toolchain, offer, target or 'cpu', daemon.options)}"
+        for offer in answer.toolchains
+    ]
+    if served:
+        yield Finding("for this host", "ok", f"artifacts for {', '.join(served)}")
+    elif not any(name in runnable or not name.startswith("cpu-") for name in answer.targets):
+        detail = f"the daemon builds for {', '.join(answer.targets) or 'nothing'}"
         yield Finding(
-            "same target", "problem", detail, "start the daemon with --target " + (target or "TARGET")
+            "for this host", "problem", detail, "start the daemon with --target " + (target or "TARGET")
         )
+    else:
+        advice = "install the python minor and torch wheel of one of them, or add a [toolchain.NAME] there"
+        yield Finding("for this host", "problem", "; ".join(reasons) or "no toolchain on offer", advice)
     if trusted_keys(daemon.options) & set(answer.builder_keys):
         yield Finding("signatures", "ok", "a builder that the daemon trusts is trusted here")
     else:

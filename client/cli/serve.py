@@ -23,7 +23,11 @@ def serve(
     redis: Annotated[str | None, typer.Option(help="Shared store behind the disk.", metavar="URL")] = None,
     workers: Annotated[int | None, typer.Option(help="Compilations at a time.")] = None,
     target: Annotated[
-        list[str] | None, typer.Option(help="What to build for, such as cpu-avx2; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="What to build for, such as cpu-avx2, sm_90 or h200; may be repeated. "
+            "Default: this machine's processor and GPU."
+        ),
     ] = None,
     executor: Annotated[str | None, typer.Option(help="local or ray.")] = None,
     insecure: Annotated[
@@ -35,7 +39,7 @@ def serve(
     Every option also comes from the environment (FUSE_CACHE_WORKERS=4) or from the TOML file of --config.
     Models with operators of their own: name the modules that register them, as in op_modules =
     ["my_model.ops"] in the file or FUSE_CACHE_OP_MODULES=my_model.ops,other.ops; the daemon's workers import
-    them.
+    them. Hosts with other releases of torch: [toolchain.NAME] tables in the file, python = "/path/to/python".
     """
     from fuse_cache.server import app
     from fuse_cache.server.config import ConfigError, load_config

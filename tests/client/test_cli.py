@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from fuse_cache.client.cli import main
 from fuse_cache.proto import compile_pb2 as wire
 from fuse_cache.proto.signing import SigningKey
+from fuse_cache.proto.toolchain import local_toolchain
 from tests.fakes import FakeDaemon
 
 COMMANDS = ("serve", "stats", "ls", "show", "rm", "doctor", "keygen", "explain", "warm")
@@ -106,7 +108,54 @@ def test_doctor_finds_nothing_wrong_with_a_daemon_it_can_use(daemon: FakeDaemon,
     findings = {finding["check"]: finding for finding in json.loads(out)}
     assert {name: row["verdict"] for name, row in findings.items() if row["verdict"] == "problem"} == {}
     assert code == 0
-    assert {"toolchain", "cache folder", "trust", "daemon", "same toolchain", "signatures"} <= set(findings)
+    assert {
+        "toolchain",
+        "cache folder",
+        "trust",
+        "daemon",
+        "toolchain own",
+        "for this host",
+        "signatures",
+    } <= set(findings)
+    assert "cpu-" in findings["toolchain own"]["detail"]
+    assert "for such processors" in findings["toolchain own"]["detail"]
+
+
+def test_doctor_says_how_and_with_what_the_daemon_builds_for_gpus(daemon: FakeDaemon, endpoint: str) -> None:
+    mine = local_toolchain()
+    with_gpu = dataclasses.replace(mine, torch="2.11.0+cu130", torch_fingerprint=b"g" * 32, cuda="13.0")
+    daemon.targets = ["sm_90", "sm_80"]
+    ways = [wire.WAY_ON_DEVICE, wire.WAY_WITHOUT_DEVICE]
+    for name, toolchain, found in (("own", mine, [wire.WAY_WITHOUT_DEVICE] * 2), ("cuda", with_gpu, ways)):
+        offers = [wire.TargetOffer(name=t, way=w) for t, w in zip(daemon.targets, found, strict=True)]
+        daemon.toolchains.append(
+            wire.ToolchainOffer(
+                name=name, toolchain=toolchain.to_message(), targets=offers, ready=name == "own"
+            )
+        )
+    _, out, _ = _run("doctor", "--endpoint", endpoint, "--json")
+    findings = {finding["check"]: finding for finding in json.loads(out)}
+    assert findings["toolchain own"]["detail"].startswith(f"{mine} builds sm_90, sm_80 without a GPU")
+    assert ("no CUDA" in findings["toolchain own"]["detail"]) == (not mine.cuda)
+    assert findings["toolchain cuda"]["verdict"] == "ok"
+    assert findings["toolchain cuda"]["detail"] == (
+        f"{with_gpu} (its workers load when they are first needed) builds "
+        "sm_90 natively, on the GPU that is there; sm_80 without a GPU"
+    )
+    assert findings["for this host"]["detail"] == "artifacts for sm_90, sm_80"
+
+
+def test_doctor_tells_a_host_that_no_toolchain_serves_what_each_lacks(
+    daemon: FakeDaemon, endpoint: str
+) -> None:
+    older = dataclasses.replace(local_toolchain(), torch="2.10.0", torch_fingerprint=b"o" * 32)
+    daemon.toolchains = [wire.ToolchainOffer(name="old", toolchain=older.to_message())]
+    code, out, _ = _run("doctor", "--endpoint", endpoint, "--json")
+    problems = {row["check"]: row for row in json.loads(out) if row["verdict"] == "problem"}
+    assert code == 1
+    assert set(problems) == {"for this host"}
+    assert "old: built with torch 2.10.0, this host has" in problems["for this host"]["detail"]
+    assert "[toolchain.NAME]" in problems["for this host"]["advice"]
 
 
 def test_doctor_names_the_problem_and_the_remedy(daemon: FakeDaemon, endpoint: str) -> None:

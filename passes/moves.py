@@ -16,6 +16,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuse_cache.passes.reading import RESHAPES, aten, is_call, number, only_user, tensor
+from fuse_cache.passes.round_up import without_min
 
 Size = int | torch.SymInt
 
@@ -64,7 +65,13 @@ class Placed:
 
 def same(one: Size, other: Size) -> bool:
     """Return whether two sizes are known to be equal. Adds no guard."""
-    return bool(statically_known_true(one == other))
+    return bool(statically_known_true(one == other)) or _plain(one) == _plain(other)
+
+
+def _plain(size: Size) -> object:
+    """Return a size such that the end of a slice, which cannot be beyond the end, is compared as what it
+    is."""
+    return without_min(size.node.expr if isinstance(size, torch.SymInt) else size)
 
 
 def followed(node: fx.Node) -> Iterator[Placed]:
@@ -76,6 +83,11 @@ def followed(node: fx.Node) -> Iterator[Placed]:
         yield placed
         user = only_user(placed.node)
         placed = None if user is None or tensor(user) is None else _moved(placed, user)
+
+
+def _has_sizes_of(node: fx.Node, other: fx.Node) -> bool:
+    sizes, others = node.meta["val"].shape, other.meta["val"].shape
+    return len(sizes) == len(others) and all(map(same, sizes, others))
 
 
 def _digits(axis: int, size: Size) -> Dim:
@@ -94,10 +106,11 @@ def _moved(at: Placed, user: fx.Node) -> Placed | None:
         dims = [at.dims[place] for place in order if isinstance(place, int)]
     elif is_call(user, _SAME):
         dims = at.dims
+    elif is_call(user, aten.expand.default):
+        dims = at.dims if _has_sizes_of(user, at.node) else None
     elif is_call(user, (aten.copy.default, aten.copy_.default)):
-        before = at.node.meta["val"].shape
-        is_whole = user.args[1] is at.node and user.args[0] is not at.node and value.dim() == len(before)
-        dims = at.dims if is_whole and all(map(same, value.shape, before)) else None
+        is_copied = user.args[1] is at.node and user.args[0] is not at.node
+        dims = at.dims if is_copied and _has_sizes_of(user, at.node) else None
     elif is_call(user, aten.view.dtype):
         return _viewed(at, user)
     elif is_call(user, (aten.constant_pad_nd.default, aten.slice_scatter.default, aten.cat.default)):
@@ -222,6 +235,15 @@ def _cut(at: Placed, user: fx.Node) -> Placed | None:
     dims = (*at.dims[:dim], _digits(axis, size), *at.dims[dim + 1 :])
     extents = (*at.extents[:axis], size, *at.extents[axis + 1 :])
     return replace(at, node=user, dims=dims, extents=extents)
+
+
+def same_digits(dims: Sequence[Dim], expected: Sequence[Dim]) -> bool:
+    """Return whether two lists of dimensions have the same digits in the same order. Adds no guard."""
+    found, wanted = flat(dims), flat(expected)
+    return len(found) == len(wanted) and all(
+        axis == other and same(size, size2) and same(stride, stride2)
+        for (axis, size, stride), (other, size2, stride2) in zip(found, wanted, strict=True)
+    )
 
 
 def flat(dims: Sequence[Dim]) -> list[tuple[int, Size, Size]]:

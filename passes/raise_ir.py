@@ -23,6 +23,7 @@ from fuse_cache.passes import (
     raise_nvfp4,
     raise_quant,
     raise_vllm,
+    raise_vllm_ir,
 )
 from fuse_cache.passes.base import NearMiss, Outcome, Pass, Reason, Setting
 from fuse_cache.passes.merge import merge_equal
@@ -57,6 +58,7 @@ def _calls(*targets: OpOverload) -> Callable[[fx.Graph], Iterable[fx.Node]]:
 # Norms and activations first: a quantisation that reads them does not change where they end.
 _FAMILIES = (
     _Family(raise_vllm.candidates, raise_vllm.recognise),
+    _Family(raise_vllm_ir.candidates, raise_vllm_ir.recognise),
     _Family(_calls(*raise_norm.ANCHORS), raise_norm.recognise),
     _Family(_calls(RMS_NORM), raise_add_norm.recognise, refines=True),
     _Family(_calls(*raise_gate.ANCHORS), raise_gate.recognise),

@@ -21,7 +21,7 @@ from fuse_cache.kernels.quant_dynamic.reference import (
 )
 from fuse_cache.kernels.quant_nvfp4.op import QUANT_NVFP4
 from fuse_cache.kernels.quant_nvfp4.reference import TILE_GROUPS, TILE_ROWS
-from fuse_cache.passes.moves import Digit, Placed, flat, followed, same
+from fuse_cache.passes.moves import Digit, Placed, followed, same, same_digits
 from fuse_cache.passes.raised import Found
 from fuse_cache.passes.reading import aten, cast_source, dtype, is_call, number, only_user
 
@@ -69,7 +69,7 @@ def _is_whole(at: Placed) -> bool:
     shape = at.node.meta["val"].shape
     return (
         not at.packed
-        and flat(at.dims) == flat([(Digit(axis, at.origin[axis], 1),) for axis in range(rank)])
+        and same_digits(at.dims, [(Digit(axis, at.origin[axis], 1),) for axis in range(rank)])
         and len(shape) == rank
         and all(map(same, shape, at.origin))
         and at.node.meta["val"].dtype == torch.float32
@@ -96,11 +96,11 @@ def _is_column_tma(at: Placed) -> bool:
 def _is_packed(at: Placed) -> bool:
     rows, groups = at.origin
     words = (groups + 3) // 4
-    expected = flat([(Digit(0, rows, 1),), (Digit(1, words, 4),)])
+    expected = [(Digit(0, rows, 1),), (Digit(1, words, 4),)]
     shape = at.node.meta["val"].shape
     return (
         at.packed
-        and flat(at.dims) == expected
+        and same_digits(at.dims, expected)
         and len(shape) == 2
         and same(shape[0], rows)
         and same(shape[1], words)
@@ -113,14 +113,9 @@ def _is_swizzled(at: Placed) -> bool:
     rows, groups = at.origin
     tiles = (rows + TILE_ROWS - 1) // TILE_ROWS, (groups + TILE_GROUPS - 1) // TILE_GROUPS
     order = ((0, tiles[0], TILE_ROWS), (1, tiles[1], TILE_GROUPS), (0, 32, 1), (0, 4, 32), (1, 4, 1))
-    found, expected = flat(at.dims), flat([tuple(Digit(*digit) for digit in order)])
     return (
         dtype(at.node) == torch.float8_e4m3fn
-        and len(found) == len(expected)
-        and all(
-            axis == other and same(size, size2) and same(stride, stride2)
-            for (axis, size, stride), (other, size2, stride2) in zip(found, expected, strict=True)
-        )
+        and same_digits(at.dims, [tuple(Digit(*digit) for digit in order)])
         and at.node.meta["val"].is_contiguous()
     )
 
@@ -131,6 +126,8 @@ def _exponents(scales: fx.Node, quant: fx.Node) -> fx.Node | None:
     if not is_call(bits, aten.view.dtype) or dtype(bits) != torch.int32:
         return None
     shifted = only_user(bits)
+    while is_call(shifted, aten.alias.default):  # As AOTAutograd leaves behind a view of the bits.
+        shifted = only_user(shifted)
     right = (aten.bitwise_right_shift.Tensor_Scalar, aten.__rshift__.Scalar)
     if not is_call(shifted, right) or number(shifted.args[1]) != 23:
         return None

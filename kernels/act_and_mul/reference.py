@@ -50,6 +50,9 @@ def act_and_mul(
         # On a CPU its last bit depends on whether rows lie behind each other: one row always does.
         wide = wide.clone(memory_format=torch.contiguous_format)
         act = F.gelu(wide, approximate="tanh" if activation == GELU_TANH else "none")
+        if activation == GELU and gate.dtype != torch.float32:
+            # Far below zero PyTorch's kernel for float32 gives 0.0, all others the gate's sign.
+            act = torch.copysign(act, wide)
     if act_dtype is not None:
         act = act.to(act_dtype)
     product_dtype = torch.promote_types(act.dtype, up.dtype)

@@ -19,6 +19,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._subclasses import FakeTensorMode
 
 from fuse_cache.passes.order import Stage
+from fuse_cache.passes.round_up import smaller_of
 from fuse_cache.server.worker.errors import NotCacheable, translate
 from fuse_cache.server.worker.rebuild import size_oblivious
 
@@ -147,6 +148,7 @@ def _configured(patches: Mapping[str, Any], functorch_patches: Mapping[str, Any]
         functorch_config.patch(functorch),
         size_oblivious(),
         _size_oblivious_views(),
+        _size_oblivious_bounds(),
     ):
         # Torch's warnings about itself are for its log, whatever PYTHONWARNINGS makes of them.
         warnings.simplefilter("default")
@@ -188,6 +190,42 @@ def _size_oblivious_views() -> Iterator[None]:
         yield
     finally:
         fake_impls._compute_stride = compute
+
+
+@contextlib.contextmanager
+def _size_oblivious_bounds() -> Iterator[None]:
+    """Let Inductor write the smaller of two sizes as that, where it cannot be told which it is.
+
+    It raises instead under `backed_size_oblivious`, for the end of a slice that is assigned to: of
+    `padded[:rows] = x`, the rows and the rows rounded up to a multiple.
+    """
+    from torch._inductor.sizevars import SizeVarAllocator
+    from torch.utils._sympy.functions import Max, Min
+
+    smaller, larger = SizeVarAllocator.evaluate_min, SizeVarAllocator.evaluate_max
+
+    def evaluate_min(self: SizeVarAllocator, left: Any, right: Any) -> Any:
+        if (known := smaller_of(left, right)) is not None:
+            return known
+        try:
+            return smaller(self, left, right)
+        except TypeError:
+            return Min(left, right)  # type: ignore[no-untyped-call]  # torch has no types here
+
+    def evaluate_max(self: SizeVarAllocator, left: Any, right: Any) -> Any:
+        if (known := smaller_of(left, right)) is not None:
+            return right if known == left else left
+        try:
+            return right if smaller(self, left, right) is left else left
+        except TypeError:
+            return Max(left, right)  # type: ignore[no-untyped-call]  # as above
+
+    patched: Any = SizeVarAllocator
+    patched.evaluate_min, patched.evaluate_max = evaluate_min, evaluate_max
+    try:
+        yield
+    finally:
+        patched.evaluate_min, patched.evaluate_max = smaller, larger
 
 
 @contextlib.contextmanager

@@ -53,5 +53,5 @@ def assert_as_eager(gm: fx.GraphModule, function: Function, *args: Tensor) -> li
             run_pass(lower_ir.PASS, gm)
         found = run(gm, *args)
         for one, other in zip(found, expected, strict=True):
-            assert same_results(one, other, signed_zeros=False)
+            assert same_results(one, other)
     return found

@@ -55,7 +55,7 @@ def check(case: Case, *, dynamic: bool) -> None:
         expected = case.function(*given(count))
         expected = expected if isinstance(expected, tuple) else (expected,)
         for one, other in zip(run(gm, *given(count)), expected, strict=True):
-            assert same_results(one, other, signed_zeros=False)
+            assert same_results(one, other)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "symbolic"])

@@ -14,6 +14,7 @@ import torch
 import torch._inductor.config as inductor_config
 from torch import Tensor
 from torch._inductor import codecache, cpp_builder
+from torch._inductor.sizevars import SizeVarAllocator
 from torch._subclasses import fake_impls
 from torch.nn import functional
 
@@ -124,6 +125,27 @@ def test_constants_that_the_compiler_folds_travel(tmp_path: Path) -> None:
     assert torch.equal(result, f(x))
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.12", reason="Dynamo of 2.11 cannot trace it size-obliviously, whoever compiles it"
+)
+def test_rows_that_are_assigned_to_a_padded_tensor_are_compiled_for_any_number_of_them(
+    tmp_path: Path,
+) -> None:
+    def padded(x: Tensor) -> Tensor:
+        count = x.shape[0]
+        rows = x.new_zeros((count + 7) // 8 * 8, 4)
+        rows[:count] = x
+        return rows * 2
+
+    x = torch.randn(6, 4)
+    torch._dynamo.mark_dynamic(x, 0)
+    compiled = compile_captured(capture(padded, x), tmp_path)
+    for count in (6, 2, 8, 11):
+        x = torch.randn(count, 4)
+        (found,) = load(compiled.built.content)(count, x)
+        torch.testing.assert_close(found, padded(x), rtol=0, atol=0)
+
+
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump")
 def test_an_avx2_build_holds_no_zmm_register(tmp_path: Path) -> None:
     for name, data in unpack(compiled_block(target="cpu-avx2").built.content).items():
@@ -223,6 +245,8 @@ def test_a_build_leaves_torch_as_it_was(tmp_path: Path) -> None:
             codecache._precompile_header,
             cpp_builder._get_optimization_cflags,
             fake_impls._compute_stride,
+            SizeVarAllocator.evaluate_min,
+            SizeVarAllocator.evaluate_max,
         )
 
     before = state()

@@ -17,16 +17,12 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fuse_cache.kernels.fused_quant.op import PRODUCERS, QUANTISERS
 from fuse_cache.passes.base import Outcome, Pass, Setting
 from fuse_cache.passes.merge import merge_equal
-from fuse_cache.passes.reading import aten, is_call, layout_key, reshape_source, sizes_key, tensor
+from fuse_cache.passes.reading import aten, is_call, reshape_source, tensor
 from fuse_cache.passes.rewrite import erase_dead, insert_call
-
-# What reshaping a value gives, by the value's layout and the sizes: the layers of one model share them.
-_Known = dict[object, torch.Tensor]
 
 
 def _run(graph: fx.Graph, setting: Setting) -> Outcome:
     outcome = Outcome()
-    known: _Known = {}
     for node in list(graph.nodes):
         if not is_call(node, PRODUCERS):
             continue
@@ -37,7 +33,7 @@ def _run(graph: fx.Graph, setting: Setting) -> Outcome:
             continue
         outcome.candidates += 1
         if all(_has_even_rows(operand) for operand in _operands(node)):
-            _flatten(graph, node, results, flat, known)
+            _flatten(graph, node, results, flat)
             outcome.matches += 1
     if outcome.matches:
         merge_equal(graph)  # Quantisations of equal reshapes read the same now.
@@ -79,9 +75,7 @@ def _has_even_rows(node: fx.Node) -> bool:
     )
 
 
-def _flatten(
-    graph: fx.Graph, node: fx.Node, results: dict[int, fx.Node], flat: fx.Node, known: _Known
-) -> None:
+def _flatten(graph: fx.Graph, node: fx.Node, results: dict[int, fx.Node], flat: fx.Node) -> None:
     """Put the operator on flattened operands in the place of `node`."""
     rows = flat.meta["val"].shape[0]
     assert isinstance(node.target, OpOverload)
@@ -92,7 +86,8 @@ def _flatten(
     ]
     value = node.meta["val"]
     values = value if isinstance(value, tuple) else (value,)
-    flattened = tuple(_as_rows(one, rows, known) for one in values)
+    # Views of the values before: what reads a result as a view has their storage, and no other layer has.
+    flattened = tuple(one.view((rows, one.shape[-1])) for one in values)
     result = flattened if isinstance(value, tuple) else flattened[0]
     news = insert_call(node, node.target, arguments, result, node)
     for place, old in results.items():
@@ -104,22 +99,10 @@ def _flatten(
             flat.replace_all_uses_with(news[0])
             graph.erase_node(flat)
         if old.users:
-            # The storage is that of `news[place]`, which `known` has for this layout too.
-            value = _reshaped(news[place].meta["val"], tuple(old.meta["val"].shape), known)
-            (back,) = insert_call(node, aten.view.default, (news[place], _sizes(node, old)), value, node)
+            sizes = _sizes(node, old)
+            (back,) = insert_call(node, aten.view.default, (news[place], sizes), old.meta["val"], node)
             old.replace_all_uses_with(back)
     erase_dead(graph, *results.values(), *news)
-
-
-def _as_rows(value: torch.Tensor, rows: int | torch.SymInt, known: _Known) -> torch.Tensor:
-    return _reshaped(value, (rows, value.shape[-1]), known)
-
-
-def _reshaped(value: torch.Tensor, shape: tuple[int | torch.SymInt, ...], known: _Known) -> torch.Tensor:
-    key = layout_key(value), sizes_key(shape)
-    if key not in known:
-        known[key] = value.view(shape)
-    return known[key]
 
 
 def _rows_of(anchor: fx.Node, node: fx.Node, rows: int | torch.SymInt) -> fx.Node:

@@ -7,12 +7,15 @@ it replaced; what is not fused is spelled out again by `lower_ir`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
 from torch._ops import OpOverload
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fuse_cache.kernels.rms_norm.op import RMS_NORM
 from fuse_cache.passes import (
@@ -28,7 +31,7 @@ from fuse_cache.passes import (
 from fuse_cache.passes.base import NearMiss, Outcome, Pass, Reason, Setting
 from fuse_cache.passes.merge import merge_equal
 from fuse_cache.passes.raised import Found, Miss
-from fuse_cache.passes.reading import layout_key
+from fuse_cache.passes.reading import layout_key, tensor
 from fuse_cache.passes.rewrite import NoRoom, can_be_viewed, erase_dead, insert_call, make_room, take_over
 from fuse_cache.passes.verify import same_layout
 
@@ -109,7 +112,6 @@ def _replace(graph: fx.Graph, found: Found, known: dict[object, object]) -> Miss
     anchor = make_room(graph, [old for old, _ in olds], operands)
     if isinstance(anchor, NoRoom):
         return Miss(Reason.GUARD, f"it cannot stand in one place: {anchor.value}")
-    # What reads a replaced value as a view has its storage, which is then that of the new one.
     own = tuple(_own_value(old, new) for old, new in zip(found.results, values, strict=True))
     results = insert_call(
         anchor, found.operator, found.arguments, own if isinstance(value, tuple) else own[0], olds[0][0]
@@ -123,9 +125,18 @@ def _replace(graph: fx.Graph, found: Found, known: dict[object, object]) -> Miss
 
 
 def _own_value(old: fx.Node | None, value: torch.Tensor) -> torch.Tensor:
-    """Return the fake value of what is replaced, if it is laid out as the new one, which layers share."""
-    before = None if old is None else old.meta["val"]
-    return before if before is not None and same_layout(before, value) else value
+    """Return a fake value like `value`, which the layers of a model share, with storage of its own.
+
+    What reads a replaced value as a view has its storage, which is then that of the new one too, unless a
+    cast comes in between.
+    """
+    before = None if old is None else tensor(old)
+    if before is not None and same_layout(before, value):
+        return before
+    if before is not None and before.dtype == value.dtype:
+        return before.view(value.shape)
+    with detect_fake_mode(value) or nullcontext(), enable_python_dispatcher():
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _fake_result(found: Found, known: dict[object, object]) -> object:
@@ -144,7 +155,8 @@ def _difference(value: torch.Tensor, before: torch.Tensor) -> str | None:
     if same_layout(value, before):
         return None
     is_reshape = value.is_contiguous() and before.is_contiguous() and can_be_viewed(before)
-    if is_reshape and value.device == before.device:
+    has_as_many = statically_known_true(value.numel() == before.numel())
+    if is_reshape and has_as_many and value.device == before.device:
         return None
     shown = [f"{one.dtype} {list(one.shape)} {list(one.stride())}" for one in (value, before)]
     return f"the operator gives {shown[0]}, the graph {shown[1]}"

@@ -5,7 +5,7 @@ call reads each buffer's old value and returns the new one, and every reader of 
 That makes it legal to compute the results in another way, whatever else reads the old values.
 
 What the operators mean, their roundings included, is that of vLLM's CUDA kernels. One thing differs: they
-turn a NaN into the largest FP8 code, our operators keep it.
+turn a NaN into the largest FP8 code, our operators keep it (DECISIONS/0063).
 """
 
 from __future__ import annotations

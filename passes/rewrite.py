@@ -65,15 +65,19 @@ def take_over(old: fx.Node, new: fx.Node) -> None:
 
 
 def _in_form_of(new: fx.Node, old: fx.Node) -> fx.Node:
-    """Insert the cast and the reshape that make `new` what `old` was."""
+    """Insert the cast and the reshape that make `new` what `old` was.
+
+    Fake values have the storage of what `old` was from the cast on: its readers' have it too.
+    """
     graph, wanted = new.graph, old.meta["val"]
-    node = new
+    node, shape = new, new.meta["val"].shape
+    is_reshaped = list(shape) != list(wanted.shape)
     with graph.inserting_before(_behind(new)):
         if node.meta["val"].dtype != wanted.dtype:
             cast = graph.call_function(prims.convert_element_type.default, (node, wanted.dtype))
-            cast.meta["val"] = node.meta["val"].to(wanted.dtype)
+            cast.meta["val"] = wanted.view(shape) if is_reshaped else wanted
             node = cast
-        if list(node.meta["val"].shape) != list(wanted.shape):
+        if is_reshaped:
             view = graph.call_function(aten.view.default, (node, _sizes_of(old)))
             view.meta["val"] = wanted
             node = view

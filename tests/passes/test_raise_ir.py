@@ -214,3 +214,9 @@ def test_a_norm_that_is_read_twice_is_raised_once() -> None:
     assert run_pass(raise_ir.PASS, gm).matches == 1
     assert targets(gm).count(RMS_NORM) == 1
     assert all(same_bits(a, b) for a, b in zip(call(gm, x, weight), block(x, weight), strict=True))
+
+
+def test_a_result_with_another_number_of_elements_replaces_nothing() -> None:
+    one = torch.empty(4, 6, dtype=torch.bfloat16)
+    assert raise_ir._difference(one, torch.empty(24)) is None
+    assert raise_ir._difference(one, torch.empty(2, 6)) is not None

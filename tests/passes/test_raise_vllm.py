@@ -161,3 +161,29 @@ def test_a_write_to_a_view_is_left_alone_and_says_so() -> None:
         _, found = fuse(rows_of_a_buffer, *given(torch.bfloat16))
     (miss,) = found["raise_ir"].near_misses
     assert miss.reason is Reason.EXTRA_VIEW
+
+
+@pytest.mark.parametrize("quant", [vllm_ops.static, vllm_ops.per_token], ids=["static", "per_token"])
+def test_a_nan_stays_one_where_vllms_kernels_make_the_largest_code_of_it(quant: Callable[..., Any]) -> None:
+    # DECISIONS/0063. The bodies in `vllm_ops` clamp as PyTorch does; this is what the kernels do.
+    x, residual, weight, scale = given(torch.bfloat16)
+    normed = vllm_ops.norm(x, weight).float()
+    is_nan = normed.isnan()
+    assert 0 < int(is_nan.sum()) < is_nan.numel()
+    largest = torch.tensor(448.0)
+    if quant is vllm_ops.per_token:
+        amax = normed.abs().nan_to_num(0.0).amax(-1, keepdim=True)  # A maximum that passes NaN over.
+        values = normed / (amax / 448.0).clamp_min(1 / (448 * 512))
+    else:
+        values = normed * scale.reciprocal()
+    theirs = torch.fmax(-largest, torch.fmin(values, largest)).to(vllm_ops.FP8).float()
+
+    gm, found = fuse(plain(quant), x, residual, weight, scale)
+    assert fused(found) == 1
+    codes, *scales = assert_as_eager(gm, plain(quant), x, residual, weight, scale)
+    # One NaN makes the scale of its token NaN, and so all of its codes.
+    lost = is_nan.any(-1, keepdim=True).expand_as(is_nan) if scales else is_nan
+    assert torch.equal(codes.float().isnan(), lost)
+    assert torch.equal(codes.float()[~lost], theirs[~lost])
+    assert bool((theirs[is_nan] == largest).all())
+    assert all(torch.equal(one.isnan(), lost[:, :1]) for one in scales)

@@ -27,6 +27,7 @@ from fuse_cache.client.reports import GraphReport, add
 from fuse_cache.client.settings import load_options
 from fuse_cache.client.split import split_graph
 from fuse_cache.client.strict import check_strict
+from fuse_cache.client.target import device_of
 from fuse_cache.client.tracing import trace_size_obliviously
 from fuse_cache.client.warn import warn_once
 
@@ -75,6 +76,8 @@ def compile_graph(
     `make_build` is what becomes of each graph that is sent; `warm` only notes what would be asked.
     """
     began_s = time.monotonic()
+    if options.attention_backend != "auto" and device_of(example_inputs).type == "cpu":
+        warn_once("option attention_backend has no effect on a CPU: there is one attention kernel")
     reports: list[GraphReport] = []
     if options.mode == "off":
         call = _plain(gm, example_inputs, options, reports)
@@ -115,7 +118,6 @@ def _plain(
 _WITHOUT_EFFECT: Mapping[str, str] = {
     "regional": "the whole graph is traced and compiled",
     "skip_tracing": "the whole graph is traced and compiled",
-    "attention_backend": "torch chooses among the backends that torch.backends.cuda allows",
 }
 
 

@@ -18,6 +18,7 @@ from fuse_cache.client.backend import _options, compile_graph
 from fuse_cache.client.backend import fuse_cache as backend
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.reports import GraphReport, report
+from fuse_cache.client.settings import load_options
 from fuse_cache.client.warn import warn_once
 
 # torch's own, the first time a process compiles.
@@ -205,9 +206,7 @@ def test_a_report_has_the_fields_of_the_design_and_is_plain_data_as_json() -> No
     assert plain["compile_range"] == [1, 4]
 
 
-@pytest.mark.parametrize(
-    "option", [{"attention_backend": "flash"}, {"regional": True}, {"skip_tracing": True}]
-)
+@pytest.mark.parametrize("option", [{"regional": True}, {"skip_tracing": True}])
 def test_an_option_without_effect_says_so_once(
     option: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -218,6 +217,14 @@ def test_an_option_without_effect_says_so_once(
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         f"option {name} has no effect in this version"
     ]
+
+
+def test_an_attention_kernel_for_a_cpu_graph_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    warn_once.cache_clear()
+    options = load_options({"attention_backend": "flash", "mode": "off"})
+    compile_graph(torch.fx.symbolic_trace(torch.nn.ReLU()), [torch.ones(2)], options)
+    ours = [record.getMessage() for record in caplog.records if record.name == "fuse_cache.client"]
+    assert ours == ["option attention_backend has no effect on a CPU: there is one attention kernel"]
 
 
 def test_a_setting_without_effect_warns_once_however_many_graphs_there_are(

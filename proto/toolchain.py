@@ -77,6 +77,10 @@ class Toolchain:
             return f"built with another build of triton {self.triton} ({differ})"
         return None
 
+    def same_release(self, other: Toolchain) -> bool:
+        """Tell whether both have one release of torch, whatever their Python and wheel."""
+        return _public(self.torch) == _public(other.torch) and self.torch_sources == other.torch_sources
+
     def to_message(self) -> artifact_pb2.Toolchain:
         """Return it as a message."""
         return artifact_pb2.Toolchain(

@@ -73,7 +73,7 @@ class _Lines:
     def heard(self, outcome: Outcome) -> None:
         if outcome.state != "stored":
             what = outcome.reason or f"{outcome.seconds:.1f} s, {outcome.bytes:,} bytes"
-            where = f"{outcome.target}, {describe_range(outcome.compile_range)}"
+            where = f"{_target(outcome)}, {describe_range(outcome.compile_range)}, {outcome.toolchain}"
             self._line(f"{outcome.model}: {outcome.state}: {where}: {what}")
 
     def failed(self, model: str, reason: str) -> None:
@@ -118,11 +118,11 @@ class _Bars(_Lines):
 
 def _print(summary: Summary) -> None:
     console = Console()
-    table = Table("model", "target", "range", "", "seconds", "bytes", "key")
+    table = Table("model", "target", "range", "toolchain", "", "seconds", "bytes", "key")
     for outcome in summary.outcomes:
         table.add_row(
-            outcome.model, outcome.target, describe_range(outcome.compile_range), outcome.state,
-            f"{outcome.seconds:.1f}", f"{outcome.bytes:,}", outcome.key.hex()[:12],
+            outcome.model, _target(outcome), describe_range(outcome.compile_range), outcome.toolchain,
+            outcome.state, f"{outcome.seconds:.1f}", f"{outcome.bytes:,}", outcome.key.hex()[:12],
         )  # fmt: skip
     if summary.outcomes:
         console.print(table)
@@ -131,7 +131,7 @@ def _print(summary: Summary) -> None:
             console.print(f"{model}: every host compiles a graph of it itself: {reason}", markup=False)
     for outcome in summary.outcomes:
         if outcome.state == "failed":
-            console.print(f"{outcome.model}, {outcome.target}: failed: {outcome.reason}", markup=False)
+            console.print(f"{outcome.model}, {_target(outcome)}: failed: {outcome.reason}", markup=False)
     for model, reason in summary.failures.items():
         console.print(f"{model}: failed: {reason}", markup=False)
     counts = ", ".join(f"{count} {state}" for state, count in _counts(summary).items() if count)
@@ -162,6 +162,8 @@ def _outcome_as_dict(outcome: Outcome) -> dict[str, Any]:
     return {
         "model": outcome.model,
         "target": outcome.target,
+        "target_facts": dict(outcome.target_facts),
+        "toolchain": outcome.toolchain,
         "compile_range": _range_as_list(outcome.compile_range),
         "state": outcome.state,
         "key": outcome.key.hex(),
@@ -169,6 +171,12 @@ def _outcome_as_dict(outcome: Outcome) -> dict[str, Any]:
         "compile_seconds": outcome.seconds,
         "reason": outcome.reason,
     }
+
+
+def _target(outcome: Outcome) -> str:
+    """Return a target as people tell it from others: an architecture with the multiprocessors of its GPU."""
+    count = dict(outcome.target_facts).get("multiprocessors")
+    return outcome.target if count is None else f"{outcome.target} ({count} multiprocessors)"
 
 
 def _range_as_list(compile_range: Range) -> list[int] | None:

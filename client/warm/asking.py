@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from fuse_cache.client.client import LOOKUP_ITEMS, PARALLEL_COMPILES, Client
-from fuse_cache.client.errors import DaemonRefusedError, DaemonUnavailableError, FuseCacheError
+from fuse_cache.client.errors import DaemonRefusedError, DaemonUnavailableError
 from fuse_cache.client.verify import Want
 from fuse_cache.client.warm.outcome import Outcome, State
 from fuse_cache.proto import compile_pb2 as wire
@@ -31,10 +31,11 @@ class Question:
 
 
 class Asker:
-    """Asks one daemon."""
+    """Asks one daemon, as a host does that has the toolchain of `offer`."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, offer: wire.ToolchainOffer) -> None:
         self._client = client
+        self._offer = offer
 
     def stored(self, questions: Sequence[Question]) -> list[Outcome | None]:
         """Look all of them up: what is stored has an outcome.
@@ -47,9 +48,10 @@ class Asker:
             part = questions[first : first + LOOKUP_ITEMS]
             request = self._client.lookup_request([item.want for item in part])
             request.inline_limit_bytes = 0
+            request.toolchain.CopyFrom(self._offer.toolchain)
             results = self._client.transport.lookup(request, self._client.options.answer_bound_s).results
             for item, result in zip(part, results, strict=True):
-                outcomes.append(_outcome(item, "stored", result.manifest) if result.found else None)
+                outcomes.append(self._had(item, "stored", result.manifest) if result.found else None)
         return outcomes
 
     def compile(self, questions: Iterable[Question], heard: Callable[[Outcome], None]) -> None:
@@ -68,15 +70,16 @@ class Asker:
                 if error.reason == "QUEUE_FULL" and time.monotonic() + _BUSY_S < ends_s:
                     time.sleep(_BUSY_S)
                     continue
-                return failed(item, error)
+                return self._outcome(item, "failed", reason=str(error))
             except DaemonUnavailableError as error:
-                return failed(item, error)
-            return _outcome(item, "stored" if done.was_stored else "compiled", done.manifest)
+                return self._outcome(item, "failed", reason=str(error))
+            return self._had(item, "stored" if done.was_stored else "compiled", done.manifest)
 
     def _follow(self, item: Question, timeout_s: float) -> wire.Done:
         start = self._client.compile_start(item.want)
         start.priority = wire.PRIORITY_WARM
         start.inline_limit_bytes = 0
+        start.toolchain.CopyFrom(self._offer.toolchain)
         start.model = item.model
         for event in self._client.transport.compile(start, item.want.graph, CHUNK_BYTES, timeout_s):
             kind = event.WhichOneof("event")
@@ -88,29 +91,24 @@ class Asker:
                 raise DaemonRefusedError(reason, event.failed.message + stage)
         raise DaemonUnavailableError("the daemon ended a compilation without an answer")
 
+    def missing(self, item: Question) -> Outcome:
+        """Return the outcome of a want that is not there."""
+        return self._outcome(item, "missing")
 
-def failed(item: Question, error: FuseCacheError) -> Outcome:
-    """Return the outcome of a want that could not be had."""
-    fields = item.want.fields
-    return Outcome(
-        model=item.model, target=fields.target, compile_range=fields.range, state="failed", reason=str(error)
-    )
+    def _had(self, item: Question, state: State, signed: SignedManifest) -> Outcome:
+        manifest = Manifest.FromString(signed.manifest)
+        return self._outcome(
+            item, state, key=manifest.key, bytes=manifest.content.size_bytes, seconds=manifest.compile_seconds
+        )
 
-
-def missing(item: Question) -> Outcome:
-    """Return the outcome of a want that is not there."""
-    fields = item.want.fields
-    return Outcome(model=item.model, target=fields.target, compile_range=fields.range, state="missing")
-
-
-def _outcome(item: Question, state: State, signed: SignedManifest) -> Outcome:
-    manifest = Manifest.FromString(signed.manifest)
-    return Outcome(
-        model=item.model,
-        target=item.want.fields.target,
-        compile_range=item.want.fields.range,
-        state=state,
-        key=manifest.key,
-        bytes=manifest.content.size_bytes,
-        seconds=manifest.compile_seconds,
-    )
+    def _outcome(self, item: Question, state: State, **found: Any) -> Outcome:
+        fields = item.want.fields
+        return Outcome(
+            model=item.model,
+            target=fields.target,
+            target_facts=fields.target_facts,
+            compile_range=fields.range,
+            toolchain=self._offer.name,
+            state=state,
+            **found,
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from fuse_cache.proto.request import Range
+from fuse_cache.proto.request import Range, Scalar
 
 State = Literal["stored", "compiled", "missing", "failed"]
 
@@ -16,7 +16,9 @@ class Outcome:
 
     model: str
     target: str
+    target_facts: tuple[tuple[str, Scalar], ...]
     compile_range: Range
+    toolchain: str  # the builder's name
     state: State
     key: bytes = b""
     bytes: int = 0

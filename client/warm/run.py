@@ -11,7 +11,8 @@ from fuse_cache.client.client import Client
 from fuse_cache.client.errors import OptionError
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.settings import load_options
-from fuse_cache.client.warm.asking import Asker, Question, missing
+from fuse_cache.client.warm.asking import Asker, Question
+from fuse_cache.client.warm.hosts import toolchains_for
 from fuse_cache.client.warm.manifest import ModelPlan
 from fuse_cache.client.warm.outcome import Listener, Outcome, Summary
 from fuse_cache.client.warm.tracing import trace
@@ -32,11 +33,14 @@ def run(
     """
     client = Client(load_options(values))
     # Before the first trace, which may take minutes. Not what is remembered: the daemon must be there now.
-    offered = tuple(client.transport.capabilities().targets)
+    answer = client.transport.capabilities()
+    offered = tuple(answer.targets)
     checked = [(plan, _options(plan, values), _targets(plan, offered)) for plan in plans]
     summary = Summary()
     for plan, options, targets in checked:
         for device, some in _by_device(targets).items():
+            any_wheel = options.allow_cpu_wheel_builds
+            served = toolchains_for(client.toolchain, answer.toolchains, device, any_wheel=any_wheel)
             listener.tracing(plan.name, device)
             try:
                 with _device(some[0]):
@@ -48,7 +52,9 @@ def run(
             if traced.refused:
                 summary.local[plan.name] = traced.refused
             questions = [Question(plan.name, want) for want in traced.wants]
-            summary.outcomes += _ask(Asker(client), questions, dry_run=dry_run, listener=listener)
+            for offer in served:
+                asker = Asker(client, offer)
+                summary.outcomes += _ask(asker, questions, dry_run=dry_run, listener=listener)
     client.close()
     return summary
 
@@ -70,7 +76,7 @@ def _ask(asker: Asker, questions: Sequence[Question], *, dry_run: bool, listener
     wanting = [item for item, outcome in zip(questions, stored, strict=True) if outcome is None]
     if dry_run:
         for item in wanting:
-            heard(missing(item))
+            heard(asker.missing(item))
     else:
         asker.compile(wanting, heard)
     return outcomes

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import sympy
 import torch
+from torch import nn
 from torch.fx import GraphModule
 
 from fuse_cache.client.asking import ask, encode
@@ -20,21 +21,29 @@ from fuse_cache.client.verify import Want
 from fuse_cache.client.warm.manifest import InputPlan, ModelPlan
 from fuse_cache.client.warm.weightless import ModelError, fake_mode, make_model
 
-# Sizes that no model has and none of which divides another: two names must not become one symbol.
-_HINTS: Final = (37, 41, 43, 47, 53, 59, 61, 67, 71, 73)
+# Sizes for those that vary, in a first and in a second call. Primes: no two names shall become one symbol.
+_HINTS: Final = ((37, 41, 43, 47, 53, 59, 61, 67, 71, 73), (79, 83, 89, 97, 101, 103, 107, 109, 113, 127))
 
 
 @dataclass(slots=True)
 class Traced:
-    """What one model asks for, each want once, and why some of its graphs ask for nothing."""
+    """What one model asks for, each want once, and why some of its graphs ask for nothing. `fixed` are the
+    digests of wants whose graphs have no size that varies."""
 
     wants: list[Want] = field(default_factory=list)
+    fixed: set[bytes] = field(default_factory=set)
     refused: list[str] = field(default_factory=list)
 
-    def add(self, wants: Sequence[Want]) -> None:
+    def add(self, wants: Sequence[Want], *, fixed: bool) -> None:
         """Note wants; one that another graph has too is noted once."""
-        known = {want.request_digest for want in self.wants}
+        known = self.digests()
         self.wants += [want for want in wants if want.request_digest not in known]
+        if fixed:
+            self.fixed.update(want.request_digest for want in wants)
+
+    def digests(self) -> set[bytes]:
+        """Return what tells the wants apart."""
+        return {want.request_digest for want in self.wants}
 
 
 def trace(plan: ModelPlan, options: CompileOptions, targets: Sequence[str], device: str) -> Traced:
@@ -44,6 +53,44 @@ def trace(plan: ModelPlan, options: CompileOptions, targets: Sequence[str], devi
         ModelError: the model cannot be made, or does not run on fake tensors; the message names the operator.
         OptionError: an option does not fit the model.
     """
+    names = _names(plan.inputs)
+    trace_size_obliviously()
+    with fake_mode(), torch.no_grad():
+        model = make_model(plan, device)
+        sizes = [dict(zip(names, hints, strict=False)) for hints in _HINTS]
+        first, second = (_arguments(plan.inputs, one, device) for one in sizes)
+        try:
+            traced = _calls(model, [first], options, targets)
+            if names and traced.fixed:
+                traced = _without_examples(
+                    _calls(model, [first, second], options, targets),
+                    _calls(model, [second, first], options, targets),
+                )
+        finally:
+            torch._dynamo.reset()
+    if not traced.wants and not traced.refused:
+        raise ModelError("the call compiles no graph: nothing in it is a tensor operation")
+    return traced
+
+
+def _without_examples(one: Traced, other: Traced) -> Traced:
+    """Return what does not hang on the sizes that the calls were made with.
+
+    After a graph break Dynamo takes the sizes of a first call for constants, and sees that they vary at the
+    second: what is asked for at the first is of no use to a host that has other sizes.
+    """
+    kept = [
+        want
+        for want in one.wants
+        if want.request_digest not in one.fixed or want.request_digest in other.digests()
+    ]
+    return replace(one, wants=kept)
+
+
+def _calls(
+    model: nn.Module, calls: Sequence[dict[str, Any]], options: CompileOptions, targets: Sequence[str]
+) -> Traced:
+    """Return what is asked for by these calls of the model, one after the other."""
     traced = Traced()
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -52,19 +99,13 @@ def trace(plan: ModelPlan, options: CompileOptions, targets: Sequence[str], devi
 
         return compile_graph(gm, example_inputs, options, note)
 
-    trace_size_obliviously()
     torch._dynamo.reset()
-    with fake_mode(), torch.no_grad():
-        model = make_model(plan, device)
-        arguments = _arguments(plan.inputs, device)
-        try:
-            torch.compile(model, backend=backend)(**arguments)
-        except Exception as error:
-            raise _explained(error) from error
-        finally:
-            torch._dynamo.reset()
-    if not traced.wants and not traced.refused:
-        raise ModelError("the call compiles no graph: nothing in it is a tensor operation")
+    compiled = torch.compile(model, backend=backend)
+    try:
+        for arguments in calls:
+            compiled(**arguments)
+    except Exception as error:
+        raise _explained(error) from error
     return traced
 
 
@@ -102,7 +143,7 @@ class _Noted:
             asked = ask(
                 encoded, self._inputs, options, (), range_symbol=self._range_symbol, is_own=self._is_own
             )
-            self._traced.add(asked.wants)
+            self._traced.add(asked.wants, fixed=not encoded.graph.symbols)
         return self._gm.forward
 
     def run_locally(self, reason: str) -> Callable[..., Any]:
@@ -112,11 +153,19 @@ class _Noted:
         return self._gm.forward
 
 
-def _arguments(inputs: Sequence[InputPlan], device: str) -> dict[str, Any]:
-    names = dict.fromkeys(size for item in inputs for size in item.shape if isinstance(size, str))
-    if len(names) > len(_HINTS):
-        raise OptionError(f"inputs: {len(names)} sizes that vary, at most {len(_HINTS)} can be told apart")
-    hints = dict(zip(names, _HINTS, strict=False))
+def _names(inputs: Sequence[InputPlan]) -> list[str]:
+    """Return the sizes that vary.
+
+    Raises:
+        OptionError: more than can be told apart.
+    """
+    names = list(dict.fromkeys(size for item in inputs for size in item.shape if isinstance(size, str)))
+    if len(names) > len(_HINTS[0]):
+        raise OptionError(f"inputs: {len(names)} sizes that vary, at most {len(_HINTS[0])} can be told apart")
+    return names
+
+
+def _arguments(inputs: Sequence[InputPlan], hints: Mapping[str, int], device: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for item in inputs:
         if item.value is not None:

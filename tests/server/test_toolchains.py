@@ -7,6 +7,7 @@ apart is what the disk says, and nothing here loads torch.
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import shutil
 import stat
 import sys
@@ -25,16 +26,23 @@ from tests.server.harness import CALL_S, Call, FakeDaemon, Piece, piece, reason_
 VERSION = "2.11.7+other"
 
 
-def other_python(folder: Path) -> tuple[Path, Toolchain]:
-    """Return a Python that has another torch by its papers, and what it has."""
+def other_python(folder: Path, *, same_release: bool = False) -> tuple[Path, Toolchain]:
+    """Return a Python that has another torch by its papers, and what it has: another release, or another
+    wheel of the one that is here."""
+    record, version = "torch/version.py,sha256=x,1\n", VERSION
+    if same_release:
+        found = importlib.metadata.distribution("torch").read_text("RECORD")
+        assert found is not None
+        record = found + "torch/lib/libother.so,sha256=x,1\n"
+        version = local_toolchain().torch.partition("+")[0] + "+other"
     site = folder / "site"
-    info = site / f"torch-{VERSION}.dist-info"
+    info = site / f"torch-{version}.dist-info"
     info.mkdir(parents=True)
-    (info / "RECORD").write_text("torch/version.py,sha256=x,1\n")
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {VERSION}\n")
+    (info / "RECORD").write_text(record)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
     # No package: whoever imports torch gets the real one, further down the path.
     (site / "torch").mkdir()
-    (site / "torch" / "version.py").write_text(f"__version__ = '{VERSION}'\ncuda: Optional[str] = None\n")
+    (site / "torch" / "version.py").write_text(f"__version__ = '{version}'\ncuda: Optional[str] = None\n")
     script = folder / "other-python"
     script.write_text(f'#!/bin/sh\nPYTHONPATH="{site}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
     script.chmod(script.stat().st_mode | stat.S_IXUSR)

@@ -38,7 +38,7 @@ def fixed(item: InputPlan, *shape: int) -> InputPlan:
     return InputPlan(name=item.name, shape=shape, dtype=item.dtype)
 
 
-def asked_by_a_host(model: nn.Module, options: CompileOptions, arguments: dict[str, Any]) -> list[bytes]:
+def asked_by_a_host(model: nn.Module, options: CompileOptions, *calls: dict[str, Any]) -> list[bytes]:
     """Return the request digests of a host with real weights, in order."""
     found: list[bytes] = []
 
@@ -60,9 +60,9 @@ def asked_by_a_host(model: nn.Module, options: CompileOptions, arguments: dict[s
 
     torch._dynamo.reset()
     with torch.no_grad():
-        torch.compile(model, backend=lambda gm, inputs: compile_graph(gm, inputs, options, Noted))(
-            **arguments
-        )
+        compiled = torch.compile(model, backend=lambda gm, inputs: compile_graph(gm, inputs, options, Noted))
+        for arguments in calls:
+            compiled(**arguments)
     return found
 
 
@@ -124,6 +124,20 @@ def test_every_graph_of_a_broken_function_and_every_piece_of_a_cut_one_is_asked_
         # Twice the same linear layer and ReLU: one artifact serves both.
         assert digests(traced) == list(dict.fromkeys(host))
         assert len(host) == 2
+
+
+def test_sizes_that_vary_do_so_after_a_graph_break_too() -> None:
+    options = CompileOptions.from_mapping({"mode": "remote", "compile_ranges": [[1, 4], [5, 8]]})
+    x = InputPlan(name="x", shape=("tokens", 16), dtype="float32")
+    traced = trace(plan("broken", x), options, [TARGET], "cpu")
+    calls = [{"x": torch.randn(size, 16)} for size in (6, 7)]
+    torch._dynamo.mark_dynamic(calls[0]["x"], 0)
+    host = asked_by_a_host(its_models.broken(), options, *calls)
+    # At its first call a host takes 6 tokens for a constant after the break, which no other host has.
+    assert len(host) == 5
+    assert host[:2] == host[3:]
+    assert digests(traced) == host[:2], "the graph after the break is that before it"
+    assert all(want.fields.range.symbol == 0 for want in traced.wants)
 
 
 def test_each_target_is_asked_for_with_the_facts_of_its_gpu() -> None:

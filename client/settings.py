@@ -51,6 +51,21 @@ def load_options(
     return CompileOptions.from_mapping(values, defaults)
 
 
+def wants_one_graph_for_size_one(environment: Mapping[str, str] | None = None) -> bool:
+    """Return whether first traces are to be size-oblivious: unless `FUSE_CACHE_SIZE_OBLIVIOUS` says no.
+
+    No option of a call: the trace is done when a call's options arrive (DECISIONS/0006).
+
+    Raises:
+        OptionError: it says something else than yes or no.
+    """
+    environment = os.environ if environment is None else environment
+    text = environment.get(f"{PREFIX}SIZE_OBLIVIOUS", "").lower()
+    if text and text not in _TRUE | _FALSE:
+        raise OptionError(f"{PREFIX}SIZE_OBLIVIOUS={text!r} is not allowed: use 1 or 0")
+    return text not in _FALSE
+
+
 def cache_folder(options: CompileOptions, environment: Mapping[str, str] | None = None) -> Path:
     """Return where this client keeps artifacts. A uid without a home gets a folder in the system's temporary
     one."""

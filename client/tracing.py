@@ -2,7 +2,8 @@
 
 The first trace of a function is size-oblivious: its graph serves size 1 like any other. A re-trace is not: it
 happens because the program itself tells sizes apart ("is this a decode step?"), and then a size of 1 is what
-torch makes of it, a constant.
+torch makes of it, a constant. `FUSE_CACHE_SIZE_OBLIVIOUS=0` lets no trace be size-oblivious: torch 2.11
+refuses some programs then that it compiles otherwise (DECISIONS/0006).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 
 import torch.fx.experimental._config as symbolic_config
 from torch._dynamo.callback import callback_handler
+
+from fuse_cache.client.settings import wants_one_graph_for_size_one
 
 
 def trace_size_obliviously() -> None:
@@ -38,4 +41,4 @@ def _is_retrace(compile_id: str) -> bool:
 
 
 def _set(oblivious: bool) -> None:
-    symbolic_config.backed_size_oblivious = oblivious
+    symbolic_config.backed_size_oblivious = oblivious and wants_one_graph_for_size_one()

@@ -134,7 +134,8 @@ def _own_value(old: fx.Node | None, value: torch.Tensor) -> torch.Tensor:
     if before is not None and same_layout(before, value):
         return before
     if before is not None and before.dtype == value.dtype:
-        return before.view(value.shape)
+        # Not a view, which would ask for sizes of 1.
+        return before.as_strided(value.shape, value.stride())
     with detect_fake_mode(value) or nullcontext(), enable_python_dispatcher():
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 

@@ -75,7 +75,8 @@ def _in_form_of(new: fx.Node, old: fx.Node) -> fx.Node:
     with graph.inserting_before(_behind(new)):
         if node.meta["val"].dtype != wanted.dtype:
             cast = graph.call_function(prims.convert_element_type.default, (node, wanted.dtype))
-            cast.meta["val"] = wanted.view(shape) if is_reshaped else wanted
+            strides = new.meta["val"].stride()
+            cast.meta["val"] = wanted.as_strided(shape, strides) if is_reshaped else wanted
             node = cast
         if is_reshaped:
             view = graph.call_function(aten.view.default, (node, _sizes_of(old)))

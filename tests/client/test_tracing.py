@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fuse_cache.client.errors import OptionError
 from fuse_cache.client.tracing import _is_retrace, trace_size_obliviously
 from tests.models import build_model, example_inputs
 
@@ -61,6 +62,38 @@ def test_a_model_that_asks_for_size_one_gets_a_graph_for_it_and_no_error(traced:
         inputs = example_inputs(model, kind, batch=batch, length=length)
         torch.testing.assert_close(compiled(**inputs).logits, model(**inputs).logits)
     assert len(traced) == 2
+
+
+def assigned(x: Tensor) -> Tensor:
+    padded = x.new_zeros(64, 3)
+    padded[: x.shape[0]] = x
+    return padded
+
+
+@torch.no_grad()
+def test_what_is_assigned_to_a_slice_of_any_length_is_traced_where_the_user_says_that_torch_cannot(
+    traced: list[GraphModule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.__version__ < "2.13":
+        x = torch.randn(8, 3)
+        torch._dynamo.mark_dynamic(x, 0)
+        with pytest.raises(torch._dynamo.exc.UserError, match=r"Could not guard on .* Eq\(u0, 8\)"):
+            _compiled(assigned, traced)(x)
+        torch._dynamo.reset()
+    monkeypatch.setenv("FUSE_CACHE_SIZE_OBLIVIOUS", "0")
+    compiled = _compiled(assigned, traced)
+    for size in (8, 5, 1):
+        x = torch.randn(size, 3)
+        if size == 8:
+            torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(compiled(x), assigned(x))
+    assert len(traced) == 2  # Size 1 is a constant then.
+
+
+def test_a_switch_that_is_neither_on_nor_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSE_CACHE_SIZE_OBLIVIOUS", "sometimes")
+    with pytest.raises(OptionError, match="use 1 or 0"):
+        trace_size_obliviously()
 
 
 def test_between_traces_the_option_is_on() -> None:

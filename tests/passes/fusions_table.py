@@ -62,8 +62,9 @@ def count(name: str, dtype: torch.dtype, kind: Kind) -> Counts:
     """Trace one model and raise it."""
     model = build_model(name, dtype)
     modules = [module for _, module in model.named_modules()]
-    gm = _joint_graph(model, kind)
-    outcome = run_pass(raise_ir.PASS, gm)
+    with fx_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]  # added at run time
+        gm = _joint_graph(model, kind)
+        outcome = run_pass(raise_ir.PASS, gm)
     names = [str(node.target) for node in gm.graph.nodes]
     return Counts(
         norms=sum("RMSNorm" in type(module).__name__ for module in modules),
@@ -86,7 +87,7 @@ def _joint_graph(model: nn.Module, kind: Kind) -> fx.GraphModule:
         fw_compiler=capture, decompositions=select_decomp_table(), keep_inference_input_mutations=True
     )
     torch._dynamo.reset()
-    with torch.no_grad(), fx_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]  # added at run time
+    with torch.no_grad():
         torch.compile(model, backend=backend, fullgraph=True)(**example_inputs(model, kind))
     (gm,) = found
     return gm

@@ -25,6 +25,10 @@ print(json.dumps({
 """
 
 
+# What its supervisor and fork server, and this process, must say in the same way.
+_SPOKEN = ("checked.py", "forkserver.py", "processes.py", "protocol.py", "supervisor.py")
+
+
 class InterpreterError(RuntimeError):
     """An interpreter cannot be used. The message says what to install or write instead."""
 
@@ -61,7 +65,7 @@ def ask_interpreter(executable: Path, environment: Mapping[str, str]) -> Interpr
     """Ask another one, in the `environment` that its workers get. Blocking.
 
     Raises:
-        InterpreterError: it does not start, is too old, or has no fuse-cache.
+        InterpreterError: it does not start, is too old, or has no fuse-cache that this daemon can talk to.
     """
     # Without a shell's help: a path is that of a file, or of a program of PATH.
     command = [os.path.expanduser(executable), "-P", "-c", _QUESTION]
@@ -80,9 +84,24 @@ def ask_interpreter(executable: Path, environment: Mapping[str, str]) -> Interpr
             f"{executable} has no fuse-cache, which its workers run: "
             f"{executable} -m pip install fuse-cache beside its torch"
         )
+    root = Path(found["package"][0])
+    if not _speaks_as_we_do(root):
+        raise InterpreterError(
+            f"{executable} has another release of fuse-cache ({root}) than this daemon: "
+            "install the same in both"
+        )
     return Interpreter(
         executable=str(command[0]),
         python=str(found["python"]),
         search_path=tuple(map(str, found["path"])),
-        root=Path(found["package"][0]),
+        root=root,
     )
+
+
+def _speaks_as_we_do(root: Path) -> bool:
+    own = Path(__file__).parent / "worker"
+    theirs = root / "server" / "worker"
+    try:
+        return all((theirs / name).read_bytes() == (own / name).read_bytes() for name in _SPOKEN)
+    except OSError:
+        return False

@@ -43,7 +43,7 @@ def run(
             served = toolchains_for(client.toolchain, answer.toolchains, device, any_wheel=any_wheel)
             listener.tracing(plan.name, device)
             try:
-                with _device(some[0]):
+                with for_device(some[0]):
                     traced = trace(plan, options, some, device)
             except (ModelError, OptionError) as error:
                 summary.failures[plan.name] = str(error)
@@ -109,7 +109,7 @@ def _by_device(targets: Sequence[str]) -> dict[str, list[str]]:
 
 
 @contextlib.contextmanager
-def _device(target: str) -> Iterator[None]:
+def for_device(target: str) -> Iterator[None]:
     """Let a model be traced for a GPU that is not here."""
     name, _ = requested(target)
     if not is_gpu_target(name):

@@ -144,6 +144,9 @@ def main(place: str, *steps: str) -> int:
         if not steps or "digests" in steps:
             for line in run([str(HERE / "digests.py")], folder / "digests"):
                 tell({"step": "digests", "ok": line.get("equal", False), **line})
+        if not steps or "warm" in steps:
+            for line in run([str(HERE / "warm_digests.py")], folder / "warm"):
+                tell({"step": "warm", "ok": line.get("equal", False), **line})
         if not steps or "daemon" in steps:
             for line in daemon(folder, target):
                 tell(line)

@@ -21,7 +21,7 @@ import pytest
 from fuse_cache.proto.artifact_pb2 import Manifest
 from fuse_cache.proto.compile_pb2 import CapabilitiesRequest, CompileEvent, CompileStart, LookupRequest
 from fuse_cache.proto.toolchain import Toolchain, installed_toolchain, local_toolchain
-from tests.server.harness import CALL_S, Call, FakeDaemon, Piece, piece, reason_of, until
+from tests.server.harness import CALL_S, Call, FakeDaemon, Piece, copy_sources, piece, reason_of, until
 
 VERSION = "2.11.7+other"
 
@@ -168,6 +168,19 @@ def test_a_python_without_fuse_cache_is_told_what_to_install(tmp_path: Path) -> 
     daemon = FakeDaemon(tmp_path / "d", toolchain={"bare": {"python": str(script)}}).start(wait=False)
     assert daemon.process.wait(60) == 2
     assert f"{script} -m pip install fuse-cache beside its torch" in daemon.log()
+
+
+def test_another_release_of_fuse_cache_is_refused_at_start(tmp_path: Path) -> None:
+    copy_sources(tmp_path / "older" / "fuse_cache")
+    protocol = tmp_path / "older" / "fuse_cache" / "server" / "worker" / "protocol.py"
+    protocol.write_text(protocol.read_text() + "\n# as it was\n")
+    script = tmp_path / "older-python"
+    older = tmp_path / "older"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="{older}:$PYTHONPATH" exec "{sys.executable}" "$@"\n')
+    script.chmod(0o755)
+    daemon = FakeDaemon(tmp_path / "d", toolchain={"older": {"python": str(script)}}).start(wait=False)
+    assert daemon.process.wait(60) == 2
+    assert f"another release of fuse-cache ({older}/fuse_cache) than this daemon" in daemon.log()
 
 
 def test_the_own_toolchain_gives_way_to_the_same_by_name_and_twins_are_refused(

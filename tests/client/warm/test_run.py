@@ -165,12 +165,12 @@ def test_a_release_that_no_toolchain_has_is_told_with_those_there_are() -> None:
 TRACES = """
 import json
 from fuse_cache.client.options import CompileOptions
-from fuse_cache.client.warm.run import _device
+from fuse_cache.client.warm.run import for_device
 from fuse_cache.client.warm.tracing import trace
 from fuse_cache.client.warm.manifest import InputPlan
 from tests.client.warm.test_tracing import plan
 ids = InputPlan(name="ids", shape=("tokens",), dtype="int64")
-with _device("h200"):
+with for_device("h200"):
     traced = trace(plan("tied", ids), CompileOptions(), ["h200", "sm_90", "h100-pcie", "sm_80"], "cuda")
 wants = [[want.fields.target, dict(want.fields.target_facts)] for want in traced.wants]
 print(json.dumps([wants, traced.refused]))

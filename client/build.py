@@ -125,6 +125,7 @@ class GraphBuild:
         def called(seconds: float) -> None:
             report.used = True
             client.used(artifact)
+            client.tuned(artifact, loaded.choices())
 
         def failed(error: Exception) -> Call:
             if isinstance(error, InputMismatchError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from fuse_cache.client.forklock import ForkLock
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.remote import REPORT_BAD_S, Own, Remote, compile_start
 from fuse_cache.client.reporter import Reporter
+from fuse_cache.client.revisions import most_revision
 from fuse_cache.client.settings import cache_folder, load_options
 from fuse_cache.client.tiers import DiskTier, MemoryTier
 from fuse_cache.client.transport import Transport
@@ -34,7 +35,6 @@ from fuse_cache.proto.toolchain import local_toolchain
 Source = Literal["memory", "disk", "daemon", "compiled"]
 LOOKUP_ITEMS = 1024
 PARALLEL_COMPILES = 8  # Ranges of one graph; the daemon queues what it has no worker for.
-ANY_REVISION = 2**32 - 1
 
 _log = logging.getLogger("fuse_cache.client")
 
@@ -139,6 +139,12 @@ class Client:
         """Tell the daemon, in the background, that the artifact was called."""
         self.reporter.used(artifact.manifest.key, artifact.manifest.content.digest)
 
+    def tuned(self, artifact: Artifact, choices: Mapping[str, str]) -> None:
+        """Tell the daemon which kernel variants won on this host, where it takes part in that (option
+        `accept_revisions`)."""
+        if choices and not artifact.manifest.revision and most_revision(self.options):
+            self.reporter.tuned(artifact.manifest.key, artifact.manifest.content.digest, choices)
+
     def bad(self, want: Want, artifact: Artifact, verdict: str, detail: str) -> None:
         """Set an artifact aside that failed after its checks, and tell the daemon in the background."""
         known = self.epochs.last()
@@ -225,7 +231,7 @@ class Client:
             family_digest=want.family_digest if want.allow_covering else b"",
             range=range_message(want.fields.range),
             allow_covering=want.allow_covering,
-            max_revision=ANY_REVISION if self.options.accept_revisions else 0,
+            max_revision=most_revision(self.options),
             target=want.fields.target,
             passes=want.passes,
         )

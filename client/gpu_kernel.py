@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
+import msgspec
 import torch
 
 from fuse_cache.client.forklock import ForkLock
 from fuse_cache.client.memory_file import as_file
 from fuse_cache.proto.gpu_kernel import GpuKernel, GpuKernelError, Variant, decode_kernel
+from fuse_cache.proto.revision import chosen_variant, tuned_choices
 
 # From the arguments of a call to the grid and the arguments of the launch.
 Launcher: TypeAlias = Callable[..., tuple[int, int, int, tuple[Any, ...]]]
@@ -47,6 +49,12 @@ class LoadedKernel:
         self._lock = ForkLock()  # Guards the first launch.
         self._chosen: _Launch | None = None
         self.config = ""  # of the variant that was chosen
+        self.measured = ""  # its machine code, where variants were measured
+
+    @property
+    def variants(self) -> int:
+        """How many there are to choose from."""
+        return len(self._kernel.variants)
 
     def run(self, *args: Any, stream: int, **kwargs: Any) -> None:
         """Launch on `stream`.
@@ -63,15 +71,17 @@ class LoadedKernel:
         with self._lock:
             if self._chosen is None:
                 loaded = [
-                    (variant.config, *self._load(variant, launcher))
+                    (variant, *self._load(variant, launcher))
                     for variant, launcher in zip(self._kernel.variants, self._launchers, strict=True)
                 ]
-                fitting = [(config, launch) for config, launch, spills in loaded if spills <= _SPILLED]
-                candidates = fitting or [(config, launch) for config, launch, _ in loaded]
+                fitting = [(variant, launch) for variant, launch, spills in loaded if spills <= _SPILLED]
+                candidates = fitting or [(variant, launch) for variant, launch, _ in loaded]
                 # While a CUDA graph is captured nothing can be measured: then it is the builder's first.
-                if len(candidates) > 1 and not torch.cuda.is_current_stream_capturing():
-                    candidates.sort(key=lambda item: self._milliseconds(item[1], args, kwargs, stream))
-                self.config, self._chosen = candidates[0]
+                if len(loaded) > 1 and not torch.cuda.is_current_stream_capturing():
+                    if len(candidates) > 1:
+                        candidates.sort(key=lambda item: self._milliseconds(item[1], args, kwargs, stream))
+                    self.measured = candidates[0][0].cubin
+                self.config, self._chosen = candidates[0][0].config, candidates[0][1]
             return self._chosen
 
     def _load(self, variant: Variant, launcher: Launcher) -> tuple[_Launch, int]:
@@ -138,25 +148,39 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # as torch has it
 
 
-def gpu_namespace(sections: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return what the wrapper of a GPU artifact calls: its kernels, and the device that is current now.
+class GpuKernels:
+    """The kernels of one artifact, for the device that is current now."""
 
-    Raises:
-        GpuKernelError: a description cannot be launched.
-    """
-    device = int(torch.cuda.current_device())
+    def __init__(self, sections: Mapping[str, bytes]) -> None:
+        self._sections = sections
+        self._tuned = tuned_choices(sections)
+        self._device = int(torch.cuda.current_device())
+        self._loaded: dict[str, LoadedKernel] = {}
 
-    def gpu_kernel(name: str, launchers: Sequence[Launcher]) -> LoadedKernel:
-        kernel = decode_kernel(sections[f"gpu/{name}"])
+    def namespace(self) -> dict[str, Any]:
+        """Return what the artifact's wrapper calls: its kernels, the current device's number."""
+        stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream")  # noqa: B009  # CUDA builds have it
+        return {"gpu_kernel": self._define, "get_raw_stream": stream, "device_index": self._device}
+
+    def choices(self) -> dict[str, str]:
+        """Return kernel -> machine code of the variants that won here; empty until all have been measured."""
+        several = {name: kernel for name, kernel in self._loaded.items() if kernel.variants > 1}
+        found = {name: kernel.measured for name, kernel in several.items()}
+        return found if all(found.values()) else {}
+
+    def _define(self, name: str, launchers: Sequence[Launcher]) -> LoadedKernel:
+        kernel = decode_kernel(self._sections[f"gpu/{name}"])
         if len(launchers) != len(kernel.variants):
             raise GpuKernelError(
                 f"kernel {name} has {len(kernel.variants)} variants and {len(launchers)} launchers"
             )
-        cubins = {variant.cubin: sections[f"cubin/{variant.cubin}"] for variant in kernel.variants}
-        return LoadedKernel(name, kernel, launchers, cubins, device)
-
-    stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream")  # noqa: B009  # CUDA builds have it
-    return {"gpu_kernel": gpu_kernel, "get_raw_stream": stream, "device_index": device}
+        if name in self._tuned:
+            number = chosen_variant(kernel, self._tuned[name])
+            kernel = msgspec.structs.replace(kernel, variants=(kernel.variants[number],))
+            launchers = (launchers[number],)
+        cubins = {variant.cubin: self._sections[f"cubin/{variant.cubin}"] for variant in kernel.variants}
+        self._loaded[name] = LoadedKernel(name, kernel, launchers, cubins, self._device)
+        return self._loaded[name]
 
 
 def absent_namespace(asked: Callable[[str], object]) -> dict[str, Any]:

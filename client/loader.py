@@ -17,13 +17,14 @@ from typing import Any
 import torch
 
 from fuse_cache.client.checker import InputChecker
-from fuse_cache.client.gpu_kernel import absent_namespace, gpu_namespace, why_not_here
+from fuse_cache.client.gpu_kernel import GpuKernels, absent_namespace, why_not_here
 from fuse_cache.client.native import EXTERN_KERNELS, NativeLoadError, kernel
 from fuse_cache.proto import artifact_pb2, cpu_target, safe_pickle
 from fuse_cache.proto.container import unpack
 from fuse_cache.proto.errors import ContainerError
 from fuse_cache.proto.gpu_kernel import GpuKernelError
 from fuse_cache.proto.graph import Graph, Input, SymMeta, TensorMeta
+from fuse_cache.proto.revision import RevisionError
 from fuse_cache.proto.spec import ArtifactSpec, SpecError, decode_spec
 
 
@@ -45,9 +46,14 @@ class LoadedArtifact:
     """
 
     def __init__(
-        self, spec: ArtifactSpec, check: InputChecker, run: Callable[[list[Any]], Sequence[Any]]
+        self,
+        spec: ArtifactSpec,
+        check: InputChecker,
+        run: Callable[[list[Any]], Sequence[Any]],
+        kernels: GpuKernels | None = None,
     ) -> None:
         self.spec = spec
+        self._kernels = kernels
         self._check = check
         self._run = run
 
@@ -59,6 +65,12 @@ class LoadedArtifact:
         """
         self._check(args)
         return tuple(self._run(list(args)))
+
+    def choices(self) -> dict[str, str]:
+        """Return which variant of each GPU kernel won on this host, by its machine code's name; empty where
+        there was none to choose, or not all have been launched.
+        """
+        return {} if self._kernels is None else self._kernels.choices()
 
     def check(self, args: Sequence[Any]) -> None:
         """Check inputs without running, with the errors of a call."""
@@ -106,8 +118,14 @@ def load(
         check = InputChecker(spec, names)
     except ValueError as error:
         raise ArtifactLoadError(str(error)) from error
-    call = _execute(wrapper, sections, spec, elsewhere)
-    return LoadedArtifact(spec, check, _with_aot(record, call))
+    kernels = None
+    try:
+        if not cpu_target.is_cpu_target(spec.target) and elsewhere is None:
+            kernels = GpuKernels(sections)
+    except RevisionError as error:
+        raise ArtifactLoadError(f"the content is damaged: {error}") from error
+    call = _execute(wrapper, sections, spec, kernels, elsewhere)
+    return LoadedArtifact(spec, check, _with_aot(record, call), kernels)
 
 
 def _check_host(spec: ArtifactSpec) -> None:
@@ -163,6 +181,7 @@ def _execute(
     wrapper: str,
     sections: Mapping[str, bytes],
     spec: ArtifactSpec,
+    kernels: GpuKernels | None,
     elsewhere: Callable[[str], object] | None,
 ) -> Callable[[list[Any]], Any]:
     """Execute Inductor's wrapper and return its `call`, which takes a list and empties it."""
@@ -176,8 +195,10 @@ def _execute(
         "native_kernel": native_kernel,
         "extern_kernels": EXTERN_KERNELS,
     }
-    if not cpu_target.is_cpu_target(spec.target):
-        namespace |= gpu_namespace(sections) if elsewhere is None else absent_namespace(elsewhere)
+    if kernels is not None:
+        namespace |= kernels.namespace()
+    elif elsewhere is not None:
+        namespace |= absent_namespace(elsewhere)
     try:
         exec(compile(wrapper, f"<{name}>", "exec"), namespace)
         for constant in spec.constants:
@@ -187,7 +208,7 @@ def _execute(
             flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
             namespace[constant.name] = flat.reshape(constant.size)
         call: Callable[[list[Any]], Any] = namespace["call"]
-    except (NativeLoadError, GpuKernelError) as error:
+    except (NativeLoadError, GpuKernelError, RevisionError) as error:
         raise ArtifactLoadError(str(error)) from error
     except Exception as error:
         raise ArtifactLoadError(f"the wrapper does not run here: {type(error).__name__}: {error}") from error

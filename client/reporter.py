@@ -8,7 +8,7 @@ import os
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from fuse_cache.client.errors import FuseCacheError
 from fuse_cache.client.forklock import ForkLock
@@ -36,6 +36,20 @@ class Reporter:
     def used(self, key: bytes, content_digest: bytes) -> None:
         """Say that an artifact was called."""
         self._put(wire.ReportItem(key=key, content_digest=content_digest, verdict=wire.VERDICT_USED, count=1))
+
+    def tuned(self, key: bytes, content_digest: bytes, choices: Mapping[str, str]) -> None:
+        """Say which variant of each kernel won."""
+        self._put(
+            wire.ReportItem(
+                key=key,
+                content_digest=content_digest,
+                verdict=wire.VERDICT_TUNED,
+                count=1,
+                choices=[
+                    wire.KernelChoice(kernel=kernel, cubin=cubin) for kernel, cubin in sorted(choices.items())
+                ],
+            )
+        )
 
     def bad(self, key: bytes, content_digest: bytes, verdict: str, detail: str) -> None:
         """Say that an artifact failed, with a name of Verdict."""

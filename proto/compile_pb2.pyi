@@ -131,6 +131,8 @@ class _VerdictEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTy
     VERDICT_BAD_DIGEST: _Verdict.ValueType  # 4
     VERDICT_LOAD_FAILED: _Verdict.ValueType  # 5
     VERDICT_CALL_FAILED: _Verdict.ValueType  # 6
+    VERDICT_TUNED: _Verdict.ValueType  # 7
+    """It runs, and `choices` has the variant that was fastest here, of each kernel with several."""
 
 class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper): ...
 
@@ -141,6 +143,8 @@ VERDICT_WRONG_MANIFEST: Verdict.ValueType  # 3
 VERDICT_BAD_DIGEST: Verdict.ValueType  # 4
 VERDICT_LOAD_FAILED: Verdict.ValueType  # 5
 VERDICT_CALL_FAILED: Verdict.ValueType  # 6
+VERDICT_TUNED: Verdict.ValueType  # 7
+"""It runs, and `choices` has the variant that was fastest here, of each kernel with several."""
 global___Verdict = Verdict
 
 class _Mark:
@@ -614,6 +618,26 @@ class FetchChunk(google.protobuf.message.Message):
 global___FetchChunk = FetchChunk
 
 @typing.final
+class KernelChoice(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KERNEL_FIELD_NUMBER: builtins.int
+    CUBIN_FIELD_NUMBER: builtins.int
+    kernel: builtins.str
+    """As in the content: section gpu/KERNEL."""
+    cubin: builtins.str
+    """The chosen variant's machine code: section cubin/CUBIN."""
+    def __init__(
+        self,
+        *,
+        kernel: builtins.str = ...,
+        cubin: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cubin", b"cubin", "kernel", b"kernel"]) -> None: ...
+
+global___KernelChoice = KernelChoice
+
+@typing.final
 class ReportItem(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -622,12 +646,17 @@ class ReportItem(google.protobuf.message.Message):
     VERDICT_FIELD_NUMBER: builtins.int
     DETAIL_FIELD_NUMBER: builtins.int
     COUNT_FIELD_NUMBER: builtins.int
+    CHOICES_FIELD_NUMBER: builtins.int
     key: builtins.bytes
     content_digest: builtins.bytes
     verdict: global___Verdict.ValueType
     detail: builtins.str
     """At most 1 KiB."""
     count: builtins.int
+    @property
+    def choices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KernelChoice]:
+        """With VERDICT_TUNED only."""
+
     def __init__(
         self,
         *,
@@ -636,8 +665,9 @@ class ReportItem(google.protobuf.message.Message):
         verdict: global___Verdict.ValueType = ...,
         detail: builtins.str = ...,
         count: builtins.int = ...,
+        choices: collections.abc.Iterable[global___KernelChoice] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["content_digest", b"content_digest", "count", b"count", "detail", b"detail", "key", b"key", "verdict", b"verdict"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["choices", b"choices", "content_digest", b"content_digest", "count", b"count", "detail", b"detail", "key", b"key", "verdict", b"verdict"]) -> None: ...
 
 global___ReportItem = ReportItem
 

@@ -43,6 +43,7 @@ from fuse_cache.server.misses import MissLog
 from fuse_cache.server.pass_runs import PassRuns
 from fuse_cache.server.recalls import Recalls
 from fuse_cache.server.reports import Reports
+from fuse_cache.server.revisions import Revisions
 from fuse_cache.server.seeds import Seeds
 from fuse_cache.server.service import CompileService, raw_handler
 from fuse_cache.server.status import Status
@@ -118,7 +119,7 @@ class Daemon:
         grants = Grants(store)
         gate = Gate(config.target, builders)
         misses = MissLog()
-        reports = Reports(store, status, metrics)
+        reports = Reports(store, status, metrics, Revisions(store, status, signing_key))
         self._compile_service = CompileService(
             lookups=Lookups(
                 store=store,

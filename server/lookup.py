@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fuse_cache.proto.artifact_pb2 import Manifest, SignedManifest
 from fuse_cache.proto.compile_pb2 import LookupItem, LookupRequest
 from fuse_cache.proto.limits import INLINE_BYTES
+from fuse_cache.proto.revision import TUNED_REVISION, revised_key
 from fuse_cache.server import reply
 from fuse_cache.server.admission import check_digest, check_namespace, check_target
 from fuse_cache.server.builders import Builders, host_of
@@ -94,7 +95,11 @@ class Lookups:
             self._counters.misses += 1
             return reply.MISS
         key, fields = named
-        found = await self._store.get_manifest(key)
+        found = None
+        if item.max_revision >= TUNED_REVISION:
+            found = await self._store.get_manifest(revised_key(key))
+        if found is None:
+            found = await self._store.get_manifest(key)
         if found is None and item.allow_covering and item.family_digest:
             found = await self._covering(namespace, item, fields)
         content: bytes | None = b""

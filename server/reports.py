@@ -20,6 +20,7 @@ from fuse_cache.server.cache.store import Store
 from fuse_cache.server.cache.tier import TierError
 from fuse_cache.server.errors import InvalidRequestError
 from fuse_cache.server.metrics import Metrics
+from fuse_cache.server.revisions import Revisions
 from fuse_cache.server.status import Status
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,9 @@ MAX_TAKEN_BACK = 65_536  # Keys whose hits were taken back; beyond it those of t
 class Reports:
     """Takes `Report` and checks the entries that are called bad."""
 
-    def __init__(self, store: Store, status: Status, metrics: Metrics) -> None:
+    def __init__(self, store: Store, status: Status, metrics: Metrics, revisions: Revisions) -> None:
         self._store = store
+        self._revisions = revisions
         self._status = status
         self._metrics = metrics
         self.used = 0
@@ -64,12 +66,15 @@ class Reports:
                 raise InvalidRequestError("REQUEST_MALFORMED", f"verdict {item.verdict} is not known")
         suspects: dict[bytes, ReportItem] = {}
         rejected: Counter[bytes] = Counter()
+        tuned: list[ReportItem] = []
         for item in request.items:
             name = Verdict.Name(item.verdict).removeprefix("VERDICT_")
             count = max(1, min(item.count, 1 << 32))
             self._metrics.reports.labels(name).inc(count)
             if item.verdict == Verdict.VERDICT_USED:
                 self.used += count
+            elif item.verdict == Verdict.VERDICT_TUNED:
+                tuned.append(item)
             else:
                 self.bad += count
                 suspects[item.key] = item
@@ -80,6 +85,8 @@ class Reports:
             log.warning("bad artifact reported", extra=extra)
         if len(suspects) > MAX_LOGGED:
             log.warning("more bad artifacts reported", extra={"keys": len(suspects) - MAX_LOGGED})
+        for item in tuned[:MAX_CHECKS]:
+            await self._revisions.take(item, request.namespace)
         for item in list(suspects.values())[:MAX_CHECKS]:
             await self._check(item, request.namespace, rejected[item.key])
 

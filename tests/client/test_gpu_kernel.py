@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from fuse_cache.client import gpu_kernel
-from fuse_cache.client.gpu_kernel import GpuLoadError, LoadedKernel, gpu_namespace, why_not_here
+from fuse_cache.client.gpu_kernel import GpuKernels, GpuLoadError, LoadedKernel, why_not_here
+from fuse_cache.proto.container import pack, unpack
 from fuse_cache.proto.gpu_kernel import GpuKernel, GpuKernelError, Variant, decode_kernel, encode_kernel
+from fuse_cache.proto.revision import tuned_content
 
 STREAM = 7
 
@@ -184,11 +186,51 @@ def test_a_host_without_the_device_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     assert why_not_here("sm_100") == "built for sm_100, and this device is sm_90"
 
 
+def test_the_winners_of_a_host_are_what_a_tuned_build_keeps(
+    device: _Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
+
+    def kernel(*names: str) -> bytes:
+        return encode_kernel(GpuKernel(entry="k", variants=tuple(map(_variant, names)), mutated=("out",)))
+
+    sections = {
+        "gpu/two": kernel("wide", "narrow"),
+        "gpu/spills": kernel("spilling", "wide"),
+        "gpu/one": kernel("wide"),
+        **{f"cubin/{name}": name.encode() for name in ("wide", "narrow", "spilling")},
+    }
+
+    def run(kernels: GpuKernels) -> None:
+        define = kernels.namespace()["gpu_kernel"]
+        x, out = torch.ones(100), torch.zeros(100)
+        for name, launchers in (
+            ("two", (launch_wide, launch_narrow)),
+            ("spills", (launch_wide, launch_wide)),
+            ("one", (launch_wide,)),
+        ):
+            loaded = define(name, launchers)
+            assert name == "one" or kernels.choices() == {}  # Not before all have run.
+            loaded.run(x, out, 100, stream=STREAM)
+
+    first = GpuKernels(sections)
+    run(first)
+    assert first.choices() == {"two": "narrow", "spills": "wide"}
+    tuned = unpack(tuned_content(pack({"wrapper": b"", **sections}), first.choices()))
+    assert "cubin/spilling" not in tuned
+    device.launches.clear()
+    second = GpuKernels(tuned)
+    run(second)
+    assert [entry[0] for entry in device.launches] == [b"narrow", b"wide", b"wide"]  # Nothing was measured.
+    assert second.choices() == {}
+
+
 def test_the_wrapper_gets_the_device_that_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: STREAM, raising=False)
     kernel = GpuKernel(entry="k", variants=(_variant("a"),))
-    names = gpu_namespace({"gpu/k": encode_kernel(kernel), "cubin/a": b"code"})
+    names = GpuKernels({"gpu/k": encode_kernel(kernel), "cubin/a": b"code"}).namespace()
     assert names["device_index"] == 3
     assert names["gpu_kernel"]("k", (launch_wide,))._device == 3
     with pytest.raises(GpuKernelError, match="1 variants and 2 launchers"):

@@ -38,9 +38,9 @@ LARGEST = 64  # of the one symbol that a range is about
 SIZES = ((2, 8), (3, 5), (1, 16))  # batch and length of the calls that are compared, where they vary
 
 
-def _model(name: str, kind: Any) -> Callable[[], list[Captured]]:
+def _model(name: str, kind: Any, *, layers: int = 2) -> Callable[[], list[Captured]]:
     def trace() -> list[Captured]:
-        model = build_model(name, torch.bfloat16)
+        model = build_model(name, torch.bfloat16, layers=layers)
         sizes = SIZES if kind == "dynamic" else SIZES[:1]
         return [
             capture(model, **example_inputs(model, kind, batch=batch, length=length))
@@ -104,6 +104,7 @@ def _function(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Callabl
 CONTENTS: dict[str, Callable[[], list[Captured]]] = {
     "llama-static": _model("llama", "static"),
     "llama-dynamic": _model("llama", "dynamic"),
+    "llama-16-layers": _model("llama", "static", layers=16),
     "qwen3-cache": _model("qwen3", "static_cache"),
     "qwen3-dynamic": _model("qwen3", "dynamic"),
     "part-attention": _function(_attention, (2, 4, 8, 16), (2, 4, 8, 16), (2, 4, 8, 16)),

@@ -125,7 +125,7 @@ def _builders(answer: wire.CapabilitiesResponse, allow_cpu_wheel_builds: bool) -
         for item in offer.targets:
             by_way.setdefault(_WAYS.get(item.way, "in a way of its own"), []).append(item.name)
         ways = "; ".join(f"{', '.join(names)} {way}" for way, names in by_way.items()) or "for nothing"
-        state = "" if offer.ready else " (its workers load when they are first needed)"
+        state = "" if offer.ready else " (its workers are not loaded yet)"
         detail = f"{toolchain}{state} builds {ways}"
         for_gpus = any(item.way != wire.WAY_PROCESSOR for item in offer.targets)
         if for_gpus and not toolchain.cuda and not allow_cpu_wheel_builds:

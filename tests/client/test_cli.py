@@ -139,7 +139,7 @@ def test_doctor_says_how_and_with_what_the_daemon_builds_for_gpus(daemon: FakeDa
     assert ("no CUDA" in findings["toolchain own"]["detail"]) == (not mine.cuda)
     assert findings["toolchain cuda"]["verdict"] == "ok"
     assert findings["toolchain cuda"]["detail"] == (
-        f"{with_gpu} (its workers load when they are first needed) builds "
+        f"{with_gpu} (its workers are not loaded yet) builds "
         "sm_90 natively, on the GPU that is there; sm_80 without a GPU"
     )
     assert findings["for this host"]["detail"] == "artifacts for sm_90, sm_80"

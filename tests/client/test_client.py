@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from typing import Any
@@ -9,11 +10,14 @@ from typing import Any
 import pytest
 
 from fuse_cache.client import channel
+from fuse_cache.client.client import Client
+from fuse_cache.client.epochs import epoch_for
 from fuse_cache.client.errors import ArtifactRejectedError, DaemonRefusedError, DaemonUnavailableError
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.proto import compile_pb2 as wire
 from fuse_cache.proto.request import Range
 from fuse_cache.proto.signing import SigningKey
+from fuse_cache.proto.toolchain import local_toolchain
 from tests.client.conftest import MakeClient
 from tests.fakes import FakeDaemon, deaf_listener, make_want, serving
 
@@ -334,3 +338,29 @@ def test_a_second_endpoint_answers_where_the_first_is_gone(
 ) -> None:
     client = make_client([f"unix:{tmp_path}/nobody.sock", endpoint])
     assert client.obtain([make_want()])[0].source == "compiled"
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_the_daemon_is_told_whether_another_wheel_will_do(allowed: bool) -> None:
+    client = Client(CompileOptions.from_mapping({"allow_cpu_wheel_builds": allowed}))
+    want = make_want()
+    assert client.lookup_request([want]).allow_cpu_wheel_builds is allowed
+    assert client.compile_start(want).allow_cpu_wheel_builds is allowed
+
+
+def test_the_epoch_is_that_of_the_toolchain_that_serves_this_host() -> None:
+    mine = local_toolchain()
+    other_python = dataclasses.replace(mine, python="3.99", torch_fingerprint=b"o" * 32)
+    stranger = dataclasses.replace(mine, torch="1.0", torch_fingerprint=b"s" * 32)
+    offers = {
+        name: wire.ToolchainOffer(toolchain=toolchain.to_message(), epoch=name)
+        for name, toolchain in (("mine", mine), ("other", other_python), ("stranger", stranger))
+    }
+
+    def epoch(*names: str) -> str:
+        return epoch_for(mine, [offers[name] for name in names], any_wheel=False)
+
+    assert epoch("stranger", "other", "mine") == "mine"
+    assert epoch("stranger", "other") == "other", "for GPUs it serves this host, whatever its Python"
+    assert epoch("stranger") == "stranger"
+    assert epoch() == ""

@@ -62,10 +62,13 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, other: tuple[Path, Toolchai
         yield running
 
 
-def compile_as(daemon: FakeDaemon, wanted: Piece, toolchain: Toolchain) -> CompileEvent:
+def compile_as(
+    daemon: FakeDaemon, wanted: Piece, toolchain: Toolchain, *, any_wheel: bool = False
+) -> CompileEvent:
     start = CompileStart()
     start.CopyFrom(wanted.start)
     start.toolchain.CopyFrom(toolchain.to_message())
+    start.allow_cpu_wheel_builds = any_wheel
     call = Call(daemon.stub(), start)
     try:
         while True:
@@ -77,8 +80,12 @@ def compile_as(daemon: FakeDaemon, wanted: Piece, toolchain: Toolchain) -> Compi
         call.close()
 
 
-def found_as(daemon: FakeDaemon, wanted: Piece, toolchain: Toolchain) -> Manifest | None:
-    request = LookupRequest(toolchain=toolchain.to_message(), items=[wanted.item])
+def found_as(
+    daemon: FakeDaemon, wanted: Piece, toolchain: Toolchain, *, any_wheel: bool = False
+) -> Manifest | None:
+    request = LookupRequest(
+        toolchain=toolchain.to_message(), items=[wanted.item], allow_cpu_wheel_builds=any_wheel
+    )
     (result,) = daemon.stub().Lookup(request, timeout=CALL_S).results
     return Manifest.FromString(result.manifest.manifest) if result.found else None
 
@@ -128,6 +135,22 @@ def test_a_host_that_none_serves_is_told_of_all(daemon: FakeDaemon) -> None:
     assert f"own: built with torch {local_toolchain().torch}, this host has 2.12.0" in details
     assert f"second: built with torch {VERSION}" in details
     assert found_as(daemon, piece(number=2), stranger) is None
+
+
+def test_a_host_with_another_wheel_of_the_release_is_served_when_it_says_so(daemon: FakeDaemon) -> None:
+    release = local_toolchain().torch.partition("+")[0]
+    other_wheel = dataclasses.replace(
+        local_toolchain(), torch=f"{release}+cu999", torch_fingerprint=b"w" * 32, cuda="99.9"
+    )
+    wanted = piece(number=5)
+    with pytest.raises(grpc.RpcError) as caught:
+        compile_as(daemon, wanted, other_wheel)
+    assert reason_of(caught.value) == "TOOLCHAIN_MISMATCH"
+    done = compile_as(daemon, wanted, other_wheel, any_wheel=True).done
+    manifest = Manifest.FromString(done.manifest.manifest)
+    assert Toolchain.from_message(manifest.toolchain) == local_toolchain()
+    assert found_as(daemon, wanted, other_wheel) is None
+    assert found_as(daemon, wanted, other_wheel, any_wheel=True) == manifest
 
 
 def test_a_supervisor_that_dies_takes_no_other_toolchain_with_it(

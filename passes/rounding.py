@@ -13,6 +13,9 @@ from torch import fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 OPTION = "emulate_precision_casts"
+# Triton's own division of float32 is an approximation, and a scale divides. Torch 2.11 heeds this for
+# quotients and not for reciprocals, 2.13 for both.
+DIVISION = "eager_numerics.division_rounding"
 # One step of these is seen in results: FP8 codes, INT8 codes, two FP4 codes in a byte.
 _CODES = (torch.int8, torch.uint8)
 _FAMILIES = ("cpu", "sm")
@@ -24,7 +27,9 @@ def rounding_patches(gm: fx.GraphModule | None, family: str) -> dict[str, object
     They depend on the graph and the target only, not on which passes are on: a fusion that is switched off
     must not move a code. Without a graph it is taken to quantise.
     """
-    return {OPTION: True} if family in _FAMILIES and (gm is None or quantises(gm)) else {}
+    if family not in _FAMILIES or not (gm is None or quantises(gm)):
+        return {}
+    return {OPTION: True, DIVISION: True} if family == "sm" else {OPTION: True}
 
 
 def quantises(gm: fx.GraphModule) -> bool:

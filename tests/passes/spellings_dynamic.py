@@ -111,7 +111,9 @@ def group_tma(x: Tensor) -> tuple[Tensor, Tensor]:
     scale = groups.abs().amax(-1, keepdim=True).clamp(min=1e-4) / MAX
     codes = (groups * (1.0 / scale)).to(FP8).view(x.shape)
     rows = x.shape[0]
-    return codes, F.pad(scale.squeeze(-1).t(), (0, -rows % 4))[:, :rows].t()
+    # A copy first: where nothing is missing, a pad keeps the strides of what it pads.
+    columns = scale.squeeze(-1).t().clone(memory_format=torch.contiguous_format)
+    return codes, F.pad(columns, (0, -rows % 4))[:, :rows].t()
 
 
 def group_power(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 from torch import Tensor
 
 from fuse_cache.passes.manager import PassManager
-from fuse_cache.passes.rounding import OPTION, quantises
+from fuse_cache.passes.rounding import DIVISION, OPTION, quantises, rounding_patches
 from fuse_cache.proto.pass_config import PassConfig, PassContext, Range
 from tests.passes.graphs import aot_graph
 from tests.passes.spellings import divide, llama, rows, weights
@@ -61,3 +62,12 @@ def test_the_passes_have_no_say_and_the_user_has_the_last_word(
     resolved = PassConfig(fuse_norm_quant=fused).resolve(PassContext(target=target), level)
     patches = PassManager(resolved, Range(), target).inductor_patches(gm, options)
     assert patches.get(OPTION) is expected
+
+
+def test_on_a_gpu_a_scale_divides_as_eagerly() -> None:
+    known = inductor_config.get_config_copy()
+    for family, divides in (("sm", True), ("cpu", None), ("gfx", None)):
+        patches = rounding_patches(None, family)
+        assert patches.get(DIVISION) is divides
+        assert set(patches) <= set(known)
+    assert rounding_patches(aot_graph(norm_only, *ARGUMENTS), "sm") == {}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from fuse_cache.passes import act_quant, lower_ir, norm_quant, raise_ir
 from tests.passes.graphs import run_pass, same_results, targets
@@ -105,7 +106,12 @@ def test_every_spelling_is_fused_bit_for_bit_the_other_way_round(
 
 def check(name: str, dtype: torch.dtype, *, dynamic: bool) -> None:
     fused, block = BLOCKS[name]
-    gm = trace(block, *arguments(7, dtype), dynamic_rows=dynamic)
+    try:
+        gm = trace(block, *arguments(7, dtype), dynamic_rows=dynamic)
+    except GuardOnDataDependentSymNode:
+        assert dynamic
+        assert torch.__version__ < "2.13"
+        pytest.skip("torch 2.11 cannot trace what is assigned to a slice of any length (DECISIONS/0006)")
     guards = _guards(gm)
     assert run_pass(raise_ir.PASS, gm).near_misses == []
     outcomes = [run_pass(one, gm) for one in (norm_quant.PASS, act_quant.PASS)]

@@ -95,7 +95,7 @@ def _admitted(guards: Sequence[SymExpr], symbol: int, lower: int, upper: int) ->
     """Leave out the ends of a range that the program was traced without, such as 1 under `length != 1`.
 
     Bounds are intervals and cannot say that; with the end inside, the compiler's own check of the whole range
-    would refuse it. `guards` are those about this symbol alone.
+    would refuse it. `guards` are those about this symbol alone. Empty: neither end is admitted.
     """
 
     def admits(size: int) -> bool:
@@ -108,6 +108,8 @@ def _admitted(guards: Sequence[SymExpr], symbol: int, lower: int, upper: int) ->
         lower += 1
     if lower < upper and not admits(upper):
         upper -= 1
+    if lower <= upper and not admits(lower) and not admits(upper):
+        return 1, 0  # Of a program that is another one for these sizes: whoever compiles would refuse it.
     return lower, upper
 
 

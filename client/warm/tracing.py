@@ -28,11 +28,13 @@ _HINTS: Final = ((37, 41, 43, 47, 53, 59, 61, 67, 71, 73), (79, 83, 89, 97, 101,
 @dataclass(slots=True)
 class Traced:
     """What one model asks for, each want once, and why some of its graphs ask for nothing. `fixed` are the
-    digests of wants whose graphs have no size that varies."""
+    digests of wants whose graphs have no size that varies; `at_first` wants were asked for at the first call.
+    """
 
     wants: list[Want] = field(default_factory=list)
     fixed: set[bytes] = field(default_factory=set)
     refused: list[str] = field(default_factory=list)
+    at_first: int = 0
 
     def add(self, wants: Sequence[Want], *, fixed: bool) -> None:
         """Note wants; one that another graph has too is noted once."""
@@ -54,18 +56,28 @@ def trace(plan: ModelPlan, options: CompileOptions, targets: Sequence[str], devi
         OptionError: an option does not fit the model.
     """
     names = _names(plan.inputs)
+    sizes = example_sizes(plan.inputs, names, options)
     trace_size_obliviously()
     with fake_mode(), torch.no_grad():
         model = make_model(plan, device)
-        sizes = [dict(zip(names, hints, strict=False)) for hints in _HINTS]
-        first, second = (_arguments(plan.inputs, one, device) for one in sizes)
+        calls = [_arguments(plan.inputs, one, device) for one in sizes]
+        other = _arguments(plan.inputs, dict(zip(names, _HINTS[1], strict=False)), device)
         try:
-            traced = _calls(model, [first], options, targets)
-            if names and traced.fixed:
-                traced = _without_examples(
-                    _calls(model, [first, second], options, targets),
-                    _calls(model, [second, first], options, targets),
-                )
+            traced = _calls(model, calls, options, targets)
+            # A program that tells its sizes apart is another graph for a host that begins with another range.
+            starts = range(len(calls)) if len(traced.wants) > traced.at_first else range(1)
+            for start in starts:
+                order = [*calls[start:], *calls[:start]]
+                one = _calls(model, order, options, targets) if start else traced
+                if names and one.fixed:
+                    one = _without_examples(
+                        _calls(model, [*order, other], options, targets),
+                        _calls(model, [other, *order], options, targets),
+                    )
+                if start:
+                    traced.add(one.wants, fixed=False)
+                else:
+                    traced = one
         finally:
             torch._dynamo.reset()
     if not traced.wants and not traced.refused:
@@ -102,8 +114,9 @@ def _calls(
     torch._dynamo.reset()
     compiled = torch.compile(model, backend=backend)
     try:
-        for arguments in calls:
+        for number, arguments in enumerate(calls):
             compiled(**arguments)
+            traced.at_first = traced.at_first if number else len(traced.wants)
     except Exception as error:
         raise _explained(error) from error
     return traced
@@ -163,6 +176,37 @@ def _names(inputs: Sequence[InputPlan]) -> list[str]:
     if len(names) > len(_HINTS[0]):
         raise OptionError(f"inputs: {len(names)} sizes that vary, at most {len(_HINTS[0])} can be told apart")
     return names
+
+
+def example_sizes(
+    inputs: Sequence[InputPlan], names: Sequence[str], options: CompileOptions
+) -> list[dict[str, int]]:
+    """Return the sizes of the calls that are traced: one for each range, with a size of that range."""
+    base = dict(zip(names, _HINTS[0], strict=False))
+    name = _range_name(inputs, names, options)
+    if name is None or options.compile_ranges is None:
+        return [base]
+    others = {size for other, size in base.items() if other != name}
+    found = []
+    for lower, upper in options.compile_ranges:
+        size = max(2, (lower + upper) // 2)  # Dynamo takes a size of 1 for a constant, if it sees it first.
+        while size in others:
+            size += 1
+        found.append({**base, name: size})
+    return found
+
+
+def _range_name(inputs: Sequence[InputPlan], names: Sequence[str], options: CompileOptions) -> str | None:
+    """Return the name of the size that the ranges are about; None: tracing will say that there is none."""
+    if options.range_dim is None:
+        return names[0] if len(names) == 1 else None
+    source, dim = options.range_dim
+    tensors = [item for item in inputs if item.value is None]
+    for position, item in enumerate(tensors):
+        if source in (item.name, str(position)) and dim < len(item.shape):
+            size = item.shape[dim]
+            return size if isinstance(size, str) else None
+    return None
 
 
 def _arguments(inputs: Sequence[InputPlan], hints: Mapping[str, int], device: str) -> dict[str, Any]:

@@ -171,6 +171,7 @@ def test_the_command_line_and_the_public_package_load_without_torch() -> None:
     probe = (
         "import sys, fuse_cache.client, fuse_cache.client.cli.store, fuse_cache.client.cli.doctor, "
         "fuse_cache.client.cli.serve, fuse_cache.client.cli.explain, fuse_cache.client.explain.page, "
+        "fuse_cache.client.cli.warm, "
         "fuse_cache.client.client; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", probe], check=False, timeout=60).returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from fuse_cache.client.errors import OptionError
 from fuse_cache.client.graph import Encoded
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.ranges import DEFAULT_MAX_TOKENS, plan_ranges, range_symbol_of
+from fuse_cache.proto.expression import Op, combine, symbol
 from fuse_cache.proto.request import Range
 from tests.captured import encode_call
 from tests.fakes import resolved_config
@@ -114,3 +116,12 @@ def test_a_size_that_the_program_was_traced_without_is_left_out_at_the_ends() ->
     assert encoded.graph.guards, "Dynamo left no guard: the test proves nothing"
     plan = _plan(encoded, compile_ranges=[[1, 4], [5, 8]])
     assert [(item.lower, item.upper) for item in plan.ranges] == [(2, 4), (5, 8)]
+
+
+def test_a_range_of_which_the_program_admits_neither_end_is_not_asked_for() -> None:
+    encoded = _graph((0, 0))
+    beyond = combine(Op.GT, (symbol(0), 16))
+    graph = replace(encoded.graph, guards=(beyond,))
+    plan = _plan(replace(encoded, graph=graph), compile_ranges=[[1, 14], [15, 20], [21, 64]])
+    # The second ends where the program goes on: what is left of it is the compiler's to judge.
+    assert plan.ranges == (Range(symbol=0, lower=15, upper=20), Range(symbol=0, lower=21, upper=64))

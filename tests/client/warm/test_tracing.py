@@ -15,7 +15,7 @@ from fuse_cache.client.backend import compile_graph
 from fuse_cache.client.errors import OptionError
 from fuse_cache.client.options import CompileOptions
 from fuse_cache.client.warm.manifest import InputPlan, ModelPlan
-from fuse_cache.client.warm.tracing import Traced, trace
+from fuse_cache.client.warm.tracing import Traced, example_sizes, trace
 from fuse_cache.client.warm.weightless import ModelError
 from fuse_cache.proto.request import Range
 from tests.client.warm import its_models
@@ -138,6 +138,35 @@ def test_sizes_that_vary_do_so_after_a_graph_break_too() -> None:
     assert host[:2] == host[3:]
     assert digests(traced) == host[:2], "the graph after the break is that before it"
     assert all(want.fields.range.symbol == 0 for want in traced.wants)
+
+
+def test_a_program_that_tells_its_ranges_apart_is_traced_in_each_of_them() -> None:
+    # Gemma's sliding window of 16: another mask beyond it.
+    ranges = {"compile_ranges": [[1, 16], [17, 64]], "range_dim": "input_ids:1"}
+    options = CompileOptions.from_mapping({"mode": "remote", **ranges})
+    traced = trace(plan("gemma3", IDS), options, [TARGET], "cpu")
+    model = its_models.gemma3()
+    for lengths in ((8, 40), (40, 8)):
+        calls = [{"input_ids": torch.zeros(2, length, dtype=torch.int64)} for length in lengths]
+        for call in calls:
+            for dimension in (0, 1):
+                torch._dynamo.mark_dynamic(call["input_ids"], dimension)
+        host = asked_by_a_host(model, options, *calls)
+        assert set(host) <= set(digests(traced))
+    found = [(want.fields.range.lower, want.fields.range.upper) for want in traced.wants]
+    assert found == [(2, 15), (16, 16), (17, 64)]
+    graphs = [want.fields.graph_digest for want in traced.wants]
+    assert graphs[0] != graphs[1] == graphs[2], "it is another program from 16 on"
+
+
+def test_example_sizes_lie_in_their_ranges_and_are_no_other_name() -> None:
+    inputs = [IDS, MASK]
+    options = CompileOptions.from_mapping(
+        {"compile_ranges": [[1, 1], [2, 72], [100, 4096]], "range_dim": "attention_mask:1"}
+    )
+    sizes = example_sizes(inputs, ["batch", "length"], options)
+    assert sizes == [{"batch": 37, "length": 2}, {"batch": 37, "length": 38}, {"batch": 37, "length": 2098}]
+    assert example_sizes(inputs, ["batch", "length"], CompileOptions()) == [{"batch": 37, "length": 41}]
 
 
 def test_each_target_is_asked_for_with_the_facts_of_its_gpu() -> None:

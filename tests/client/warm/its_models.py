@@ -41,6 +41,17 @@ class Broken(nn.Module):
         return torch.relu(self.second(y))
 
 
+class Window(nn.Module):
+    """Another program beyond a window, as models with a sliding one are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.near, self.far = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.near(x) if x.shape[0] <= 16 else self.far(x))
+
+
 class Chooses(nn.Module):
     """Needs values: how many there are is not known without them."""
 
@@ -57,6 +68,11 @@ def tied() -> nn.Module:
 def broken() -> nn.Module:
     """As it is."""
     return Broken()
+
+
+def window() -> nn.Module:
+    """As it is."""
+    return Window()
 
 
 def chooses() -> nn.Module:
